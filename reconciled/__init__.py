@@ -1,0 +1,1 @@
+"""Keeps declared things true, and never leaves one half-done."""

@@ -1,0 +1,209 @@
+"""What plugin authors import. Everything here is public and stable; nothing else is.
+
+A reconciler makes the observed state of one key match its spec and may be repeated safely::
+
+    @attrs.frozen
+    class Motd:
+        path: str
+        text: str
+
+    class MotdReconciler(Reconciler[Motd]):
+        async def reconcile(self, request: Request[Motd]) -> Result:
+            if await read(request.spec.path) == request.spec.text:
+                return done()
+            async with request.operation("write") as operation:
+                async with operation.critical(budget="10s"):
+                    await replace_file(request.spec.path, request.spec.text)
+            return done()
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import attrs
+
+from reconciled.core.results import Outcome, Result, Terminal, after, done, retry, terminal
+from reconciled.files import Replaced, replace_file
+from reconciled.programs import Ended, ProgramFailed, run_program
+
+__all__ = [
+    "Change",
+    "Critical",
+    "Ended",
+    "Operation",
+    "Outcome",
+    "ProgramFailed",
+    "Reconciler",
+    "Replaced",
+    "Request",
+    "Result",
+    "StepKind",
+    "Terminal",
+    "after",
+    "done",
+    "replace_file",
+    "retry",
+    "run_program",
+    "terminal",
+]
+
+S = TypeVar("S")
+
+
+class StepKind(enum.Enum):
+    """What may be done with a step that was started and has no result."""
+
+    PURE = "pure"  # no effect: run it again
+    IDEMPOTENT = "idempotent"  # twice is the same as once: run it again
+    ONCE = "once"  # never run again without a decision
+
+
+class Critical(Protocol):
+    """An open critical part of an operation."""
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until it is cut; a stop can only lower it."""
+
+
+class Operation(Protocol):
+    """A unit of work that must not be left half-done. Opened by ``request.operation(name)``."""
+
+    @property
+    def id(self) -> str:
+        """Globally unique, sortable by time, never reused: the idempotency key."""
+
+    @property
+    def name(self) -> str:
+        """As the reconciler named it."""
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first one."""
+
+    @property
+    def directory(self) -> Path:
+        """``STATE/operations/ID``: made on first use, for output of its programs."""
+
+    @property
+    def last_step(self) -> str:
+        """The last step that is durable; empty before the first."""
+
+    def critical(self, *, budget: float | str) -> AbstractAsyncContextManager[Critical]:
+        """The part that outlives a stop, for *budget* at most (seconds or ``"10s"``).
+
+        The budget counts from entry, whatever cancels the surroundings. Raises
+        trio.Cancelled at entry where work is cancelled already, and at exit where it was
+        meanwhile: keep results inside. Raises Overrun if the body was cut off.
+        """
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[[], Awaitable[Any]],
+        *,
+        kind: StepKind = StepKind.IDEMPOTENT,
+    ) -> Any:
+        """Run *function* as step *name*, or give its checkpoint data if it is done already.
+
+        The data must be what JSON can express; it is durable before this returns.
+        """
+
+
+class Request(Protocol[S]):
+    """One run for one key."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str | None: ...
+    @property
+    def labels(self) -> dict[str, str]: ...
+    @property
+    def annotations(self) -> dict[str, str]: ...
+    @property
+    def spec(self) -> S: ...
+    @property
+    def raw_spec(self) -> dict[str, Any]:
+        """The spec as plain data, as it was declared."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Content hash of the spec."""
+
+    @property
+    def applied(self) -> str | None:
+        """Fingerprint of the spec that was last done for this key, across restarts."""
+
+    @property
+    def base(self) -> Path:
+        """The directory of the manifest's file: relative paths of a spec start here."""
+
+    @property
+    def output(self) -> Path:
+        """``STATE/output/KEY``: for output of programs outside operations."""
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why this run happens; for logs, not for decisions."""
+
+    @property
+    def failures(self) -> int:
+        """Failed runs in a row before this one."""
+
+    @property
+    def stopping(self) -> bool:
+        """True from the instant a stop begins: leave out what the next start would do anyway."""
+
+    @property
+    def log(self) -> Any:
+        """A bound structlog logger with key and run: ``request.log.info("event.name", field=1)``."""
+
+    def operation(self, name: str) -> AbstractAsyncContextManager[Operation]:
+        """Open the operation *name*: durable before its body runs. One at a time a key."""
+
+    def cleanup(self) -> AbstractAsyncContextManager[None]:
+        """For awaiting in ``finally`` blocks: a small shielded budget after a cancellation.
+
+        Never raises by itself; an overrun is logged.
+        """
+
+
+@attrs.frozen
+class Change:
+    """One thing that a plan says would be done, in words for a person."""
+
+    action: str  # create, change, remove, run …
+    what: str  # path, program, object
+    detail: str = ""  # for example a unified diff
+
+
+class Reconciler(abc.ABC, Generic[S]):
+    """One instance serves all keys of one controller; runs of different keys overlap.
+
+    kind      the manifest kind it takes; by default the name of its spec class
+    Options   attrs class for the controller's ``options``; None: it takes none
+    """
+
+    kind: ClassVar[str]
+    Options: ClassVar[type | None] = None
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options
+
+    @abc.abstractmethod
+    async def reconcile(self, request: Request[S]) -> Result:
+        """Observe, compare, and act inside operations. Cancelled like any trio code."""
+
+    # Optional: remove(request), plan(request) -> list[Change], observe(request),
+    # recover(interrupted, observation). A method that a class lacks is never called:
+    # without remove() a key whose manifest went is only forgotten; without plan() its
+    # plan is shown as unknown.

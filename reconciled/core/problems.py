@@ -1,0 +1,26 @@
+"""What is wrong with something a person wrote, and where."""
+
+from __future__ import annotations
+
+import attrs
+
+from reconciled.core.resources import Origin
+
+
+@attrs.frozen(order=True)
+class Problem:
+    """One fault: its place, what is wrong, and what to write instead."""
+
+    origin: Origin = attrs.field(order=lambda origin: (origin.file, origin.line, origin.column))
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.message}"
+
+
+class Invalid(Exception):
+    """Input that cannot be used; carries every problem found, sorted by place."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, sorted(problems))))
+        self.problems = sorted(problems)

@@ -1,0 +1,73 @@
+"""What people declare: keys, manifests and where they were read.
+
+A *key* is ``controller/name`` or ``controller/namespace/name``. Queues, logs and the
+store hold keys, never events and never manifests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NewType
+
+import attrs
+
+Key = NewType("Key", str)
+Fingerprint = NewType("Fingerprint", str)
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def key_of(controller: str, name: str, namespace: str | None = None) -> Key:
+    """The key of the resource *name* of *controller*."""
+    if namespace is None:
+        return Key(f"{controller}/{name}")
+    return Key(f"{controller}/{namespace}/{name}")
+
+
+def controller_of(key: Key) -> str:
+    """The controller's name in *key*."""
+    return key.partition("/")[0]
+
+
+def fingerprint_of(value: object) -> Fingerprint:
+    """A content hash: equal for equal plain data, whatever the order of its mappings.
+
+    Only for what JSON can express; raises TypeError otherwise. It is written to the store,
+    so that its value must never change between versions (invariant 15).
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return Fingerprint(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32])
+
+
+@attrs.frozen
+class Origin:
+    """A place in a file, for messages: lines and columns count from 1."""
+
+    file: str
+    line: int = 1
+    column: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@attrs.frozen
+class Manifest:
+    """One declared resource, as plain data; the reconciler's spec class is applied later."""
+
+    kind: str
+    name: str
+    spec: Mapping[str, Any]
+    origin: Origin
+    # Of kind and spec only: a changed label or a moved file is no reason to act.
+    fingerprint: Fingerprint
+    namespace: str | None = None
+    labels: Mapping[str, str] = NOTHING
+    annotations: Mapping[str, str] = NOTHING
+
+    def key_for(self, controller: str) -> Key:
+        """The key of this resource under *controller*."""
+        return key_of(controller, self.name, self.namespace)
