@@ -1,0 +1,304 @@
+"""A stop in stages, in three sizes: the daemon, one controller, one key.
+
+    RUNNING --begin--> DRAINING --drain over--> STOPPING --hard limit--> HARD
+
+Stops nest like the tree they stop. What counts for a piece of work is the furthest stage and
+the earliest hard limit of the stops around it; each stop cancels one scope, its own.
+
+Invariants
+1. Stages only go forward; every transition is one of the methods of ``Stop`` below.
+2. A crash moves a stop to STOPPING at least, and never to HARD: one failed task must not cut
+   the critical operations of others. Only people and the clock reach HARD.
+3. No stage is longer than what it waits for: whoever owns the tree leaves it when it is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterator
+
+import attrs
+import trio
+
+from reconciled.core.stages import Stage, StopLimits
+from reconciled.stop.work import Cut, Section, Work, current_stop
+
+# What a task needs beyond its cleanup to be gone: reaping, unwinding, a busy machine.
+UNWINDING = 0.5
+# So many cuts are kept for the report; the count goes on.
+CUTS_KEPT = 100
+
+
+@attrs.define(eq=False)
+class Stop:
+    """The stage of one size of the tree, and the work that runs under it.
+
+    scope encloses all work of this size, intake what brings it work; both are entered by
+    whoever owns that part of the tree.
+    """
+
+    name: str
+    limits: StopLimits
+    parent: Stop | None = None
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    reason: str = attrs.field(default="", init=False)
+    began: trio.Event = attrs.field(factory=trio.Event, init=False)
+    began_at: float = attrs.field(default=math.inf, init=False)
+    works: set[Work] = attrs.field(factory=set, init=False)
+    children: set[Stop] = attrs.field(factory=set, init=False)
+    # Stages with the time at which they were reached, for the report.
+    history: list[tuple[Stage, float]] = attrs.field(factory=list, init=False)
+    # Critical sections cut since this stop began; kept at the root only.
+    cuts: list[Cut] = attrs.field(factory=list, init=False)
+    cut_count: int = attrs.field(default=0, init=False)
+    cleanups_cut: list[Cut] = attrs.field(factory=list, init=False)
+    # Called with each overrun of a cleanup; the host logs it.
+    on_cleanup_cut: Callable[[Cut], None] | None = attrs.field(default=None, init=False)
+    # Open sections by the task that opened them, outermost first; at the root only.
+    stacks: dict[trio.lowlevel.Task, list[Section]] = attrs.field(factory=dict, init=False)
+    # Work by the task that runs it; at the root only.
+    tasks: dict[trio.lowlevel.Task, Work] = attrs.field(factory=dict, init=False)
+
+    _stage: Stage = attrs.field(default=Stage.RUNNING, init=False)
+    _hard_at: float = attrs.field(default=math.inf, init=False)
+    _stopping_at: float = attrs.field(default=math.inf, init=False)
+    _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.parent is not None:
+            self.parent.children.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Stop {self.name}: {self.stage.name}, {len(list(self.all_works()))} running>"
+
+    # -- where it stands ---------------------------------------------------
+
+    @property
+    def root(self) -> Stop:
+        """The daemon's."""
+        stop = self
+        while stop.parent is not None:
+            stop = stop.parent
+        return stop
+
+    @property
+    def stage(self) -> Stage:
+        """The furthest stage of this stop and those around it."""
+        if self.parent is None:
+            return self._stage
+        return max(self._stage, self.parent.stage)
+
+    @property
+    def hard_at(self) -> float:
+        """When critical sections are cut at the latest, in trio's time."""
+        if self.parent is None:
+            return self._hard_at
+        return min(self._hard_at, self.parent.hard_at)
+
+    @property
+    def stopping_at(self) -> float:
+        """When ordinary work was cancelled, in trio's time; inf before."""
+        if self.parent is None:
+            return self._stopping_at
+        return min(self._stopping_at, self.parent.stopping_at)
+
+    def all_works(self) -> Iterator[Work]:
+        """The work under this stop and those inside it."""
+        yield from self.works
+        for child in self.children:
+            yield from child.all_works()
+
+    def all_sections(self) -> Iterator[Section]:
+        """The open critical sections under this stop and those inside it."""
+        for work in self.all_works():
+            yield from work.sections
+
+    # -- transitions -------------------------------------------------------
+
+    def begin(self, reason: str, *, at: float | None = None) -> None:
+        """Take in nothing more, and give what runs its drain. Later calls change nothing.
+
+        *at* is when it was asked for, in trio's time: the limits count from there.
+        """
+        if self._stage > Stage.RUNNING:
+            return
+        self.reason = reason
+        self.began_at = trio.current_time() if at is None else at
+        self._hard_at = self.began_at + self.limits.critical
+        self._reach(Stage.DRAINING)
+        self.intake.cancel(reason=f"stop: {reason}")
+        for section in self.all_sections():
+            section.clamp(self._hard_at)
+        self.began.set()
+        if self.limits.drain <= 0:
+            self.end_drain("no drain configured")
+
+    def end_drain(self, why: str) -> None:
+        """Cancel ordinary work now. Only a stop that has begun has a drain to end."""
+        if self._stage is not Stage.DRAINING:
+            return
+        self._stopping_at = trio.current_time()
+        self._reach(Stage.STOPPING)
+        self.scope.cancel(reason=f"stop: {self.reason}, {why}")
+
+    def cut(self, why: str) -> None:
+        """End open critical sections now; their cleanups still get their allowance."""
+        if self._stage is not Stage.STOPPING:
+            return
+        self._hard_at = min(self._hard_at, trio.current_time())
+        self._reach(Stage.HARD)
+        for section in list(self.all_sections()):
+            section.cut(why)
+
+    def escalate(self, reason: str) -> None:
+        """One stage on, as a person asks for it."""
+        if self._stage is Stage.RUNNING:
+            self.begin(reason)
+        elif self._stage is Stage.DRAINING:
+            self.end_drain(reason)
+        else:
+            self.cut(reason)
+
+    def crash(self, reason: str) -> None:
+        """A part of the tree failed: at least STOPPING, at most that."""
+        self.begin(reason)
+        self.end_drain(reason)
+
+    def _reach(self, stage: Stage) -> None:
+        self._stage = stage
+        self.history.append((stage, trio.current_time()))
+        self._moved.set()
+        self._moved = trio.Event()
+
+    # -- running -----------------------------------------------------------
+
+    async def guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Run ``function(*args)``; if it fails, begin the stop before siblings are cancelled.
+
+        A nursery that cancels its children for a failed sibling tells no one why: here a
+        crash becomes a stop with a reason and a hard limit. A cancellation is no crash.
+        """
+        try:
+            await function(*args)
+        except BaseException as error:
+            rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
+            if rest is not None:
+                self.crash(f"crash: {_first(rest)!r}")
+            raise
+
+    async def run_stages(self, left_behind: Callable[[list[Work]], None]) -> None:
+        """Take the stop from stage to stage by the clock; cancelled when the tree is empty.
+
+        *left_behind* gets the work that is still there after its cleanup: trio cannot abandon
+        a task, so the daemon's answer is to leave the process.
+        """
+        await self.began.wait()
+        drain = min(self.limits.drain, self.limits.critical)
+        await self._until(self.began_at + drain, Stage.STOPPING)
+        self.end_drain("drain over")
+        while self.stage < Stage.HARD and (late := self._gone_by()) > trio.current_time():
+            await self._until(min(late, self.hard_at), Stage.HARD)
+            if trio.current_time() >= self.hard_at:
+                self.cut("the hard limit of the stop")
+        while (late := self._gone_by()) > trio.current_time():
+            await self._until(late, None)
+        if works := list(self.all_works()):
+            left_behind(works)
+
+    async def _until(self, when: float, stage: Stage | None) -> None:
+        """Wait until *when*, or until this stop has reached *stage*."""
+        with trio.CancelScope(deadline=when):
+            while stage is None or self._stage < stage:
+                await self._moved.wait()
+
+    def _gone_by(self) -> float:
+        """When the last of the work has to be gone: its deadlines, cleanup and unwinding."""
+        latest = self.stopping_at
+        for work in self.all_works():
+            if work.sections:
+                latest = max(latest, *(section.deadline for section in work.sections))
+            latest = max(latest, work.closed_at)
+        return latest + self.limits.cleanup + UNWINDING
+
+    # -- bookkeeping, called by Work ---------------------------------------
+
+    def enter(self, work: Work) -> None:
+        """*work* begins, in the current task."""
+        self.works.add(work)
+        self.root.tasks[work.task] = work
+
+    def leave(self, work: Work) -> None:
+        """*work* has ended."""
+        self.works.discard(work)
+        self.root.tasks.pop(work.task, None)
+        if self.scope is work.scope:
+            self.detach()
+
+    def narrow(self, work: Work, limits: StopLimits) -> Stop:
+        """A stop of its own for one running *work*, inside this one."""
+        stop = Stop(work.name, limits, parent=self, scope=work.scope)
+        self.works.discard(work)
+        stop.works.add(work)
+        work.stop = stop
+        return stop
+
+    def detach(self) -> None:
+        """Forget this stop: all under it has ended."""
+        if self.parent is not None:
+            self.parent.children.discard(self)
+
+    def count_cut(self, cut: Cut) -> None:
+        """A critical section was cut; a stop that is under way ends with another exit code."""
+        if self._stage > Stage.RUNNING:
+            self.cut_count += 1
+            if len(self.cuts) < CUTS_KEPT:
+                self.cuts.append(cut)
+
+    def note_cleanup(self, cut: Cut) -> None:
+        """A cleanup did not get to its end."""
+        if self._stage > Stage.RUNNING and len(self.cleanups_cut) < CUTS_KEPT:
+            self.cleanups_cut.append(cut)
+        if self.on_cleanup_cut is not None:
+            self.on_cleanup_cut(cut)
+
+    def install(self) -> None:
+        """Make this the stop that free functions find in the current trio run."""
+        current_stop.set(self)
+
+    # -- who is covered by what --------------------------------------------
+
+    def covering(self) -> Section | None:
+        """The innermost open section whose shield covers the current task; ask the root.
+
+        Not a ContextVar: a task started from inside a section into a nursery outside it
+        would inherit the variable, but not the shield.
+        """
+        task = trio.lowlevel.current_task()
+        depth: float = math.inf
+        while True:
+            for section in reversed(self.stacks.get(task, ())):
+                if section.depth <= depth:
+                    return section
+            nursery = task.parent_nursery
+            if nursery is None:
+                return None
+            task = nursery.parent_task
+            depth = task.child_nurseries.index(nursery)
+
+    def current_work(self) -> Work | None:
+        """The work that the current task belongs to; ask the root."""
+        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+        while task is not None:
+            if (work := self.tasks.get(task)) is not None:
+                return work
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,306 @@
+"""One run, and the critical sections inside it.
+
+A critical section is a shielded cancel scope whose deadline is always finite: the least of
+entry + budget, the enclosing section's deadline, and the hard limit of the stop. Because the
+budget counts from *entry*, a section promises "at most N seconds" whatever cancels its
+surroundings: a stop, a crashed sibling, a caller's timeout. Rejected: a shield that gets its
+deadline only when a stop begins (deaf to every other cancellation until then), and moving the
+body to a task elsewhere (the caller's locks are released while the body still runs).
+
+Invariants
+1. Every shield has a finite deadline, and a section's deadline only ever goes down.
+2. A section ends no later than the section around it, and no later than the hard limit.
+3. A section begins only before STOPPING, or inside another one.
+4. Time inside critical sections does not count against the run's timeout.
+5. A cleanup gets its allowance even after the hard limit: it counts from the cancellation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Self
+
+import attrs
+import trio
+
+from reconciled.core.durations import format_duration
+from reconciled.core.stages import Stage
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from reconciled.stop.stop import Stop
+
+DEFAULT_CLEANUP = 5.0  # seconds, where no Work is around (a plugin's own unit tests)
+
+
+class Overrun(Exception):
+    """A critical section was cut off: it outran its budget, or the hard limit of a stop."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__(str(cut))
+        self.cut = cut
+
+
+class Refused(RuntimeError):
+    """A critical section was asked for too late, where a cancellation cannot be delivered.
+
+    Elsewhere a refusal *is* a cancellation: an exception would be eaten by retry loops and
+    counted as a failure. Only inside somebody else's shield has it to be an error.
+    """
+
+
+@attrs.frozen
+class Cut:
+    """A critical section that did not get to its end."""
+
+    section: str
+    owner: str
+    after: float
+    budget: float
+    by: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.section} was cut off after {format_duration(self.after)}"
+            f" by {self.by} (budget {format_duration(self.budget)})"
+        )
+
+
+@attrs.define(eq=False)
+class Section:
+    """One open critical section."""
+
+    name: str
+    work: Work
+    budget: float
+    opened_at: float
+    parent: Section | None
+    scope: trio.CancelScope
+    # Nurseries the task had open at entry: what tells a child inside from one outside.
+    depth: int
+    cut_by: str = ""
+    _warnings: list[tuple[trio.CancelScope, float]] = attrs.field(factory=list, init=False)
+
+    def __repr__(self) -> str:
+        return f"<Section {self.name} of {self.work.name}: {self.remaining:.1f}s left>"
+
+    @property
+    def deadline(self) -> float:
+        """When it is cut, in trio's time."""
+        return self.scope.deadline
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until it is cut; a stop can only lower it."""
+        return self.scope.deadline - trio.current_time()
+
+    def clamp(self, limit: float) -> None:
+        """Lower the deadline to *limit*; a deadline is never raised."""
+        if limit < self.scope.deadline:
+            self.scope.deadline = limit
+            for scope, lead in self._warnings:
+                scope.deadline = min(scope.deadline, limit - lead)
+
+    def cut(self, by: str) -> None:
+        """End it now, as *by* wants."""
+        self.cut_by = by
+        self.clamp(trio.current_time())
+
+    @contextmanager
+    def warned(self, lead: float) -> Iterator[trio.CancelScope]:
+        """A scope that ends *lead* seconds before the section, also if that is moved down."""
+        with trio.CancelScope(deadline=self.deadline - lead) as scope:
+            entry = (scope, lead)
+            self._warnings.append(entry)
+            try:
+                yield scope
+            finally:
+                self._warnings.remove(entry)
+
+
+@attrs.define(eq=False)
+class Work:
+    """A unit of work that a stop knows by name: one run of one key.
+
+    Used as a context manager around the run, in the task that does it. Its scope is the
+    innermost of the nested stops; a timeout is that scope's deadline.
+    """
+
+    name: str
+    stop: Stop
+    key: str = ""
+    timeout: float = math.inf
+    began_at: float = attrs.field(default=0.0, init=False)
+    scope: trio.CancelScope = attrs.field(init=False)
+    task: trio.lowlevel.Task = attrs.field(init=False)
+    sections: list[Section] = attrs.field(factory=list, init=False)
+    # When the last critical section closed: a cleanup's allowance counts from there.
+    closed_at: float = attrs.field(default=-math.inf, init=False)
+    # What was left of the timeout when the first section opened.
+    _timeout_left: float = attrs.field(default=math.inf, init=False)
+
+    def __repr__(self) -> str:
+        return f"<Work {self.name}: {self.stop.stage.name}, {len(self.sections)} critical>"
+
+    def __enter__(self) -> Self:
+        self.began_at = now = trio.current_time()
+        self.scope = trio.CancelScope(deadline=now + self.timeout)
+        self.task = trio.lowlevel.current_task()
+        self.stop.enter(self)
+        self.scope.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self.stop.leave(self)
+        # mypy types CancelScope.__exit__ as bool; True swallows our own cancellation only.
+        return self.scope.__exit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def critical(self, name: str, *, budget: float) -> AsyncIterator[Section]:
+        """Run the body to its end, or for *budget* seconds, cancelled or not.
+
+        Raises trio.Cancelled at entry if work here is cancelled already or the stop has
+        reached STOPPING (unless a section encloses this one), and at exit if a cancellation
+        arrived meanwhile: results worth keeping must be stored inside. Raises Overrun if the
+        body was cut off. The budget includes waiting: take locks and limiters before.
+        """
+        await self._admit(name)
+        section = self._open(name, budget)
+        failed = True
+        try:
+            with section.scope:
+                yield section
+                failed = False
+        finally:
+            cut = self._close(section, failed=failed or section.scope.cancelled_caught)
+        if cut is not None:
+            raise Overrun(cut)
+        # trio delivers a pending cancellation at the next checkpoint, not when a shield ends:
+        # without this the lines after the block would run.
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def _admit(self, name: str) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self.stop.stage < Stage.STOPPING or self.stop.root.covering() is not None:
+            return
+        # An exception type of our own would be eaten by retry loops; a cancellation is not.
+        self.scope.cancel(reason=f"stop: critical section {name!r} refused")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        raise Refused(f"{self.name}: critical section {name!r} refused during a stop")
+
+    def _open(self, name: str, budget: float) -> Section:
+        if not 0 < budget < math.inf:
+            raise ValueError(f"a budget must be positive and finite, got {budget!r}")
+        now = trio.current_time()
+        root = self.stop.root
+        parent = root.covering()
+        limit = min(self.stop.hard_at, math.inf if parent is None else parent.deadline)
+        task = trio.lowlevel.current_task()
+        section = Section(
+            name,
+            self,
+            budget,
+            now,
+            parent,
+            trio.CancelScope(deadline=min(now + budget, limit), shield=True),
+            len(task.child_nurseries),
+        )
+        root.stacks.setdefault(task, []).append(section)
+        if not self.sections:
+            # A deadline that passes inside a shield is irrevocable: it has to be lifted.
+            self._timeout_left = self.scope.deadline - now
+            self.scope.deadline = math.inf
+        self.sections.append(section)
+        return section
+
+    def _close(self, section: Section, *, failed: bool) -> Cut | None:
+        """Unregister; judged by the clock, since a body may turn Cancelled into its own error."""
+        now = trio.current_time()
+        self.sections.remove(section)
+        stacks = self.stop.root.stacks
+        task = trio.lowlevel.current_task()
+        stack = stacks[task]
+        if stack.pop() is not section:
+            raise RuntimeError(f"{self.name}: critical sections were not closed in order")
+        if not stack:
+            del stacks[task]
+        # Not *now*: a cleanup inside the section has used up the allowance already.
+        self.closed_at = min(now, section.deadline)
+        if not self.sections:
+            self.scope.deadline = now + self._timeout_left
+        if not failed or now < section.deadline:
+            return None
+        by = section.cut_by or self._whose_deadline(section)
+        cut = Cut(section.name, self.name, now - section.opened_at, section.budget, by)
+        self.stop.root.count_cut(cut)
+        return cut
+
+    def _whose_deadline(self, section: Section) -> str:
+        if section.deadline >= self.stop.hard_at:
+            return "the hard limit of the stop"
+        if section.deadline < section.opened_at + section.budget:
+            return "the section around it"
+        return "its own budget"
+
+    @asynccontextmanager
+    async def cleanup(self, name: str) -> AsyncIterator[bool]:
+        """A small shielded budget for awaiting in ``finally`` blocks: always admitted.
+
+        Never raises by itself: whatever is being cleaned up after matters more. An overrun is
+        counted with the stop, which logs it.
+        """
+        opened_at = trio.current_time()
+        with cleanup_scope() as scope:
+            yield True
+        if scope.cancelled_caught:
+            now = trio.current_time()
+            allowed = scope.deadline - opened_at
+            self.stop.root.note_cleanup(
+                Cut(f"cleanup {name}", self.name, now - opened_at, allowed, "its allowance")
+            )
+
+    def cleanup_until(self, section: Section | None = None) -> float:
+        """When the cleanup allowance of code under *section*, or of the whole run, is over."""
+        now = trio.current_time()
+        since = now
+        if section is not None:
+            since = min(now, section.deadline)
+        elif self.stop.stage >= Stage.STOPPING:
+            since = min(now, max(self.stop.stopping_at, self.closed_at))
+        elif self.scope.deadline <= now:
+            since = max(self.scope.deadline, self.closed_at)
+        return since + self.stop.limits.cleanup
+
+
+def covering_section() -> Section | None:
+    """The innermost open critical section whose shield covers the current task, if any."""
+    stop = _current_stop()
+    return None if stop is None else stop.covering()
+
+
+def cleanup_scope(default: float = DEFAULT_CLEANUP) -> trio.CancelScope:
+    """A shielded scope with what the current work has left of its cleanup allowance.
+
+    *default* seconds where no work is around. Enter it at once: its deadline is absolute.
+    """
+    stop = _current_stop()
+    work = None if stop is None else stop.current_work()
+    if stop is None or work is None:
+        return trio.CancelScope(deadline=trio.current_time() + default, shield=True)
+    return trio.CancelScope(deadline=work.cleanup_until(stop.covering()), shield=True)
+
+
+def _current_stop() -> Stop | None:
+    return current_stop.get(None)
+
+
+# Per run of trio, not per process: several daemons in one test process stay apart.
+current_stop: trio.lowlevel.RunVar[Stop | None] = trio.lowlevel.RunVar("reconciled.stop")
