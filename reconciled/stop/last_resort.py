@@ -1,0 +1,164 @@
+"""The last resort: a thread outside the loop that ends a process whose loop hangs.
+
+Nothing inside trio can end a blocked loop, a foreign shield or a hung thread. So one thread,
+the only one of the daemon without a limiter, looks from outside: in normal running it names
+what blocks the loop; from the instant of a stop on it has a time by which the process must be
+gone. Because a thread needs the interpreter's lock, faulthandler's C timer stands behind it.
+
+``leave_at`` is pure; ``LastResort`` is the thread.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import attrs
+import trio
+
+from reconciled.core.stages import BLOCKED_AFTER, LAST_RESORT, StopLimits
+from reconciled.stop.stop import Stop
+
+# The C timer leaves the thread so long to do better.
+BEHIND = 2.0
+# How often the thread looks while nothing is going on: 1 wake-up/s costs 0.005 % of a core.
+LOOK = 1.0
+
+
+def leave_at(
+    begun_at: float, busy_since: float, deadlines: Sequence[float], limits: StopLimits
+) -> float:
+    """When a process that was asked to stop at *begun_at* has to be gone; all monotonic.
+
+    *busy_since* is when the loop's current turn began, inf while it waits; *deadlines* are
+    those of the open critical operations. A blocked loop with nothing critical open gets a
+    short time from the instant, or from where it got stuck if that was later.
+    """
+    hard_at = begun_at + limits.critical
+    if deadlines:
+        return min(max(deadlines), hard_at) + limits.cleanup + LAST_RESORT
+    end = hard_at + limits.cleanup + LAST_RESORT
+    if busy_since == math.inf:
+        return end
+    return min(end, max(begun_at, busy_since) + BLOCKED_AFTER)
+
+
+class Progress(trio.abc.Instrument):
+    """When the loop's current turn began. Costs nothing while the loop waits."""
+
+    def __init__(self) -> None:
+        self.busy_since = math.inf
+
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's interface
+        """A turn begins."""
+        self.busy_since = time.monotonic()
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's interface
+        """A turn has ended."""
+        self.busy_since = math.inf
+
+
+@attrs.frozen
+class Blocked:
+    """What keeps the loop from turning."""
+
+    seconds: float
+    task: str
+    where: tuple[str, ...]  # innermost last
+
+
+@attrs.define(eq=False)
+class LastResort:
+    """Watches one loop; made in the loop, ended by leaving the process or by end().
+
+    blocked   is called, in the thread, once per time that the loop blocks
+    leave     is called, in the thread, when time is over; it must not return
+    stacks    an open descriptor for faulthandler; writing to it must not block for ever
+    """
+
+    stop: Stop
+    stop_at: Callable[[], float | None]
+    blocked: Callable[[Blocked], None]
+    leave: Callable[[Blocked], None]
+    stacks: int
+    progress: Progress = attrs.field(factory=Progress, init=False)
+    _loop: int = attrs.field(factory=threading.get_ident, init=False)
+    # trio's clock has an offset of its own against time.monotonic().
+    _offset: float = attrs.field(factory=lambda: trio.current_time() - time.monotonic(), init=False)
+    _wake: int = attrs.field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Start watching the current loop."""
+        trio.lowlevel.add_instrument(self.progress)
+        threading.Thread(target=self._watch, name="last resort", daemon=True).start()
+
+    def end(self) -> None:
+        """The loop has ended by itself. Not undone: a process has one last resort."""
+        self._ended = True
+        faulthandler.cancel_dump_traceback_later()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look now; safe in a signal handler."""
+        os.eventfd_write(self._wake, 1)
+
+    def due(self) -> float:
+        """When the process has to be gone, in monotonic time; inf while no stop is on."""
+        begun_at = self.stop_at()
+        if begun_at is None:
+            if self.stop.began_at == math.inf:
+                return math.inf
+            begun_at = self.stop.began_at - self._offset
+        # A copy made in one call: the loop may be changing the original.
+        works = list(self.stop.tasks.values())
+        deadlines = [
+            section.deadline - self._offset for work in works for section in list(work.sections)
+        ]
+        return leave_at(begun_at, self.progress.busy_since, deadlines, self.stop.limits)
+
+    def arm(self) -> None:
+        """Set the C timer behind the thread; safe in a signal handler."""
+        due = self.due()
+        if due < math.inf and not self._ended:
+            later = max(0.1, due - time.monotonic() + BEHIND)
+            faulthandler.dump_traceback_later(later, exit=True, file=self.stacks)
+
+    def _watch(self) -> None:
+        told_of = math.inf
+        while not self._ended:
+            busy_since = self.progress.busy_since
+            now = time.monotonic()
+            due = self.due()
+            if now >= due:
+                self.leave(self._blocked(now, busy_since))
+            self.arm()
+            if busy_since != told_of and now - busy_since >= BLOCKED_AFTER:
+                told_of = busy_since
+                self.blocked(self._blocked(now, busy_since))
+            pause = min(LOOK, max(0.0, due - now))
+            if select.select([self._wake], [], [], pause)[0]:
+                os.eventfd_read(self._wake)
+
+    def _blocked(self, now: float, busy_since: float) -> Blocked:
+        frame = sys._current_frames().get(self._loop)  # noqa: SLF001 - the only way from outside
+        where = tuple(line.rstrip() for line in traceback.format_stack(frame)) if frame else ()
+        return Blocked(max(0.0, now - busy_since), _task_name(frame), where)
+
+
+def _task_name(frame: FrameType | None) -> str:
+    """The name of the task that trio is stepping: a local of its run loop, so at best a hint."""
+    while frame is not None:
+        if frame.f_code.co_name == "unrolled_run":
+            task = frame.f_locals.get("task")
+            return str(getattr(task, "name", ""))
+        frame = frame.f_back
+    return ""
