@@ -1,0 +1,228 @@
+"""The programs that this process has started and not yet reaped: who they are, who owns them.
+
+1. A child is in the registry from the thread that forked it until it is reaped: a
+   cancellation can lose the caller, never the child.
+2. The leader of a group is reaped after its group is dealt with. Until then it holds the
+   number of the group, so that a signal to the group cannot reach a stranger.
+3. Signalling and reaping exclude each other by a lock: the last resort is another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import attrs
+import trio
+
+from reconciled.kernel import adopts_orphans
+from reconciled.processes import Process, descendants_of, everybody, look_up
+
+# Starting a program blocks a thread for 1-3 ms, of which most is the kernel's: more threads
+# than this do not start more programs.
+STARTERS = 4
+
+
+@attrs.frozen
+class Owner:
+    """For whom a program is started."""
+
+    program: str
+    task: str
+    critical: bool
+
+
+@attrs.define(eq=False)
+class Child:
+    """One program of ours, leader of a process group of its own."""
+
+    program: str  # argument 0; never the others, which may hold secrets
+    owner: str  # the task that runs it
+    critical: bool
+    pid: int
+    started: int  # clock ticks after boot: with the pid, its identity
+    pidfd: int
+    _popen: subprocess.Popen[bytes] = attrs.field(repr=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
+    _reaped: bool = attrs.field(default=False, init=False)
+
+    def __repr__(self) -> str:
+        kind = "critical " if self.critical else ""
+        return f"<Child {self.program} ({kind}pid {self.pid}) of {self.owner}>"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program itself has ended; it is not reaped by looking."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with self._lock:
+            if self._reaped:
+                return True
+            try:
+                return os.waitid(os.P_PIDFD, self.pidfd, options) is not None
+            except ChildProcessError:
+                return True  # somebody took its status: reap() says so
+
+    async def wait(self) -> None:
+        """Return when the program itself has ended; a cancellation leaves it alone."""
+        await trio.lowlevel.wait_readable(self.pidfd)
+
+    def members(self) -> list[Process]:
+        """What lives in its group besides the program itself."""
+        found = descendants_of(os.getpid()) if adopts_orphans() else everybody()
+        return [p for p in found if p.group == self.pid and p.pid != self.pid and p.alive]
+
+    def signal_group(self, number: int) -> bool:
+        """Send *number* to the whole group; False where nobody is left to get it."""
+        with self._lock:
+            if self._reaped:
+                return False
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):  # the second: set-uid programs only
+                return False
+            return True
+
+    def reap(self) -> tuple[int | None, int | None]:
+        """Exit code and signal of the program; one of them, or none if its status was lost.
+
+        Kills what may have appeared in the group since it was looked at, so that the number
+        is free afterwards. The program must have ended.
+        """
+        self.signal_group(signal.SIGKILL)
+        self._reap_members()
+        with self._lock:
+            self._reaped = True
+            try:
+                status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                status = None
+            self._close()
+        if status is None:
+            return None, None
+        if status.si_code == os.CLD_EXITED:
+            return status.si_status, None
+        return None, status.si_status
+
+    def abandon(self) -> None:
+        """Give up a program that not even SIGKILL ends; when it does end, it is an orphan."""
+        with self._lock:
+            self._reaped = True
+            self._close()
+
+    def _reap_members(self) -> None:
+        # Members whose parent died became our own children if we adopt orphans: their
+        # statuses interest nobody, and they need not wait for the reaper.
+        for process in descendants_of(os.getpid()):
+            if process.group == self.pid != process.pid and process.parent == os.getpid():
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)
+
+    def _close(self) -> None:
+        os.close(self.pidfd)
+        # We wait past its back (its own wait() reads a lost status as 0): without this it
+        # would warn, and go on polling a number that is no longer ours.
+        self._popen.returncode = 0
+
+
+@attrs.frozen
+class Left:
+    """A descendant of ours that is still there; escaped if it left the group it was born in."""
+
+    process: Process
+    child: Child | None
+
+    @property
+    def escaped(self) -> bool:
+        """Whether it belongs to no program that we still own."""
+        return self.child is None
+
+    def __str__(self) -> str:
+        whose = "nobody's" if self.child is None else f"of {self.child.owner}"
+        return f"{self.process.name} (pid {self.process.pid}), {whose}"
+
+
+@attrs.define(eq=False)
+class Children:
+    """The registry of one run of trio; made by current_children()."""
+
+    limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STARTERS))
+    _owned: dict[int, Child] = attrs.field(factory=dict, init=False)
+
+    def start(self, fork: Callable[[], subprocess.Popen[bytes]], owner: Owner) -> Child:
+        """Fork, and own what comes of it. Blocks: for a thread that is not abandoned.
+
+        Raises what *fork* raises, and OSError when descriptors have run out; then nothing
+        is left running.
+        """
+        popen = fork()
+        try:
+            pidfd = os.pidfd_open(popen.pid)
+        except OSError:
+            # It may live for ever and we could not watch it: it must not stay.
+            os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
+            raise
+        process = look_up(popen.pid)
+        started = 0 if process is None else process.started
+        child = Child(owner.program, owner.task, owner.critical, popen.pid, started, pidfd, popen)
+        self._owned[child.pid] = child
+        return child
+
+    def forget(self, child: Child) -> None:
+        """*child* was reaped, or abandoned."""
+        self._owned.pop(child.pid, None)
+
+    def owned(self) -> list[Child]:
+        """Who is owned now; safe in any thread, since copying a dict's values is atomic."""
+        return list(self._owned.values())
+
+    def owns(self, pid: int) -> bool:
+        """Whether *pid* is a child with an owner who waits for it."""
+        return pid in self._owned
+
+    def end_all(self, number: int = signal.SIGKILL, *, critical: bool = False) -> list[Child]:
+        """Signal the groups of all ordinary children, and of critical ones if asked to.
+
+        For any thread, the last resort's above all: nothing here waits or needs the loop.
+        Returns those that were signalled.
+        """
+        chosen = [child for child in self.owned() if critical or not child.critical]
+        return [child for child in chosen if child.signal_group(number)]
+
+    def left(self) -> list[Left]:
+        """Who still lives below this process, for the report of a stop; for any thread.
+
+        Complete only for a process that adopts orphans (see orphans.become_reaper()).
+        """
+        return [
+            Left(process, self._owned.get(process.group))
+            for process in descendants_of(os.getpid())
+            if process.alive
+        ]
+
+
+def current_children() -> Children:
+    """The registry of the current run of trio; made when it is first asked for."""
+    try:
+        return _CHILDREN.get()
+    except LookupError:
+        children = Children()
+        _CHILDREN.set(children)
+        return children
+
+
+_CHILDREN: trio.lowlevel.RunVar[Children] = trio.lowlevel.RunVar("reconciled.children")
+
+
+@contextlib.contextmanager
+def clean_signals() -> Iterator[None]:
+    """No blocked signals in this thread, and so none in what it forks meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,132 @@
+"""Where a program's output goes: a file of bounded size, of which the newest part stays.
+
+1. Programs write to the file directly and append: nothing that we do, our death included,
+   breaks their output or makes them wait. A pipe would do both.
+2. Over the limit the oldest part goes. A program is never killed or refused a write for its
+   output (RLIMIT_FSIZE would do that, to its other files too), so that between two looks the
+   file may be larger than its limit.
+3. Nothing newer than the limit is lost: while writers live, the old part is given back to the
+   file system in place (a hole, offsets stay as they are); it is cut off when they have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from reconciled.kernel import punch_hole
+
+_BLOCK = 4096
+
+_TAIL = 8192  # bytes read for the last lines
+_TAIL_LINES = 20
+_TAIL_WIDTH = 300
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+
+
+def printable(data: bytes) -> tuple[str, ...]:
+    """The last lines in *data*, fit for a log or a terminal: bounded, and no control codes."""
+    text = _ESCAPES.sub("", data.decode("utf-8", "replace")).expandtabs(4)
+    lines = (
+        "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line).rstrip()
+        for line in text.splitlines()
+    )
+    return tuple(line[:_TAIL_WIDTH] for line in lines if line)[-_TAIL_LINES:]
+
+
+def make_private(directory: Path) -> None:
+    """Make *directory* and what lacks above it, for the owner alone. Raises OSError."""
+    if directory.is_dir():
+        return
+    make_private(directory.parent)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        if not directory.is_dir():  # else another program's call was faster
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(directory)) from None
+
+
+@attrs.define(eq=False)
+class Output:
+    """The output file of one program, open for looking after it; made by Output.open()."""
+
+    path: Path
+    limit: int  # bytes
+    _file: int  # not opened for append: with O_APPEND, pwrite() would append as well
+    _start: int  # where this program's own output begins
+    _freed: int = 0  # everything before is a hole
+
+    @classmethod
+    def open(cls, path: Path, limit: int) -> Output:
+        """Make the file (0600) and its directories (0700). Raises OSError."""
+        make_private(path.parent)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(path, flags, 0o600)
+        return cls(path, limit, file, os.fstat(file).st_size)
+
+    def close(self) -> None:
+        """Look after it no more; a writer may live on."""
+        os.close(self._file)
+
+    @contextmanager
+    def writer(self) -> Iterator[int]:
+        """A descriptor that appends, to be handed to the program."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        writer = os.open(self.path, flags)
+        try:
+            yield writer
+        finally:
+            os.close(writer)
+
+    @property
+    def over(self) -> bool:
+        """Whether trim() has something to do."""
+        return os.fstat(self._file).st_size - self._freed > self.limit + _BLOCK
+
+    def trim(self) -> None:
+        """Give the oldest part back, while the program writes on.
+
+        Where that fails the file stays too large: no reason to end a program.
+        """
+        end = (os.fstat(self._file).st_size - self.limit) // _BLOCK * _BLOCK
+        try:
+            punch_hole(self._file, self._freed, end - self._freed)
+        except OSError:
+            # A file system without holes: what is written during the copy is lost, which is
+            # better than a full disk.
+            self.compact()
+        else:
+            self._freed = end
+
+    def compact(self) -> None:
+        """Cut the file down to its newest part, once nobody writes any more."""
+        size = os.fstat(self._file).st_size
+        if size <= self.limit:
+            return
+        with contextlib.suppress(OSError):
+            newest = os.pread(self._file, self.limit, size - self.limit)
+            newest = newest[newest.find(b"\n") + 1 :]  # begin with a whole line, if there is one
+            _write_all(self._file, newest)
+            os.ftruncate(self._file, len(newest))
+            self._start = max(0, self._start - (size - len(newest)))
+            self._freed = 0
+
+    def tail(self) -> tuple[str, ...]:
+        """The last lines that this program wrote, fit for a log."""
+        size = os.fstat(self._file).st_size
+        start = max(self._start, size - min(_TAIL, self.limit))
+        return printable(os.pread(self._file, max(0, size - start), start))
+
+
+def _write_all(file: int, data: bytes) -> None:
+    offset = 0
+    while offset < len(data):
+        offset += os.pwrite(file, data[offset:], offset)

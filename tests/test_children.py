@@ -1,0 +1,225 @@
+"""Rules of reconciled.children and reconciled.orphans, with real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from reconciled.children import current_children
+from reconciled.processes import descendants_of, look_up
+from reconciled.programs import run_program
+
+pytestmark = pytest.mark.processes
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 no event comes from another process
+            await trio.sleep(0.005)
+
+
+# -- the registry ----------------------------------------------------------
+
+
+async def test_child_knows_who_it_is(tmp_path: Path) -> None:
+    """An owned child has its identity, its program and its owner's name, and no arguments."""
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            await run_program(["sleep", "98765"], output=tmp_path)
+
+        nursery.start_soon(run, name="reconcile site/x")
+        await until(current_children().owned)
+        [child] = current_children().owned()
+        process = look_up(child.pid)
+        assert process is not None
+        assert (child.started, process.name) == (process.started, "sleep")
+        assert repr(child) == f"<Child sleep (pid {child.pid}) of reconcile site/x>"
+        nursery.cancel_scope.cancel(reason="the test")
+    assert current_children().owned() == []
+
+
+async def test_end_all_spares_critical(tmp_path: Path) -> None:
+    """The last resort ends ordinary groups from any thread, and critical ones only if asked."""
+    ended = []
+    async with trio.open_nursery() as nursery:
+
+        async def run(name: str) -> None:
+            ended.append((name, (await run_program(["sleep", "99"], output=tmp_path)).signal))
+
+        nursery.start_soon(run, "critical")
+        await until(current_children().owned)
+        current_children().owned()[0].critical = True
+        nursery.start_soon(run, "ordinary")
+        await until(lambda: len(current_children().owned()) == 2)
+        children = current_children()
+        _in_thread(children.end_all)
+        await until(lambda: ended)
+        assert ended == [("ordinary", signal.SIGKILL)]
+        _in_thread(lambda: children.end_all(signal.SIGTERM, critical=True))
+    assert ended[1:] == [("critical", signal.SIGTERM)]
+
+
+def _in_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+async def test_reaped_child_gets_no_signal(tmp_path: Path) -> None:
+    """A number is never signalled once its process is reaped: it may be another's by then."""
+    seen = []
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            await run_program(["sleep", "0.2"], output=tmp_path)
+
+        nursery.start_soon(run)
+        await until(current_children().owned)
+        seen += current_children().owned()
+    assert not seen[0].signal_group(signal.SIGKILL)
+    assert seen[0].ended
+
+
+async def test_left_names_escapees(tmp_path: Path) -> None:
+    """What lives below us is listed: members with their owner, and those that left a group."""
+    script = "setsid sleep 97 & sleep 98 & touch ready; wait"
+    async with trio.open_nursery() as nursery:
+
+        async def run() -> None:
+            await run_program(["sh", "-c", script], output=tmp_path, directory=tmp_path)
+
+        nursery.start_soon(run, name="reconcile site/x")
+        await until(lambda: sum(p.name == "sleep" for p in descendants_of(os.getpid())) == 2)
+        left = current_children().left()
+        escaped = [one for one in left if one.escaped]
+        assert [str(one) for one in escaped] == [f"sleep (pid {escaped[0].process.pid}), nobody's"]
+        owned = sorted(str(one).split(" (")[0] for one in left if not one.escaped)
+        assert owned == ["sh", "sleep"]
+        os.kill(escaped[0].process.pid, signal.SIGKILL)
+        nursery.cancel_scope.cancel(reason="the test")
+
+
+# -- orphans, each in a process of its own ---------------------------------
+
+_PREAMBLE = """
+import os, signal, subprocess, sys, time, trio
+from pathlib import Path
+from reconciled.children import current_children
+from reconciled.orphans import Orphans, become_reaper
+from reconciled.processes import children_of
+from reconciled.programs import run_program
+
+class Log:
+    def __init__(self): self.lines = []
+    def info(self, event, **fields): self.lines.append((event, fields))
+
+log = Log()
+output = Path(sys.argv[1])
+become_reaper()
+zombies = lambda: [p for p in children_of(os.getpid()) if p.state == "Z"]
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        orphans = Orphans(current_children(), log)
+        token = trio.lowlevel.current_trio_token()
+        signal.signal(signal.SIGCHLD, lambda *_: token.run_sync_soon(orphans.look))
+        nursery.start_soon(orphans.reap)
+        await body()
+        nursery.cancel_scope.cancel(reason="over")
+"""
+
+_FIFTY = """
+async def body():
+    # Each orphan's parent ends at once: they live 0.1 s longer, in groups of their own.
+    script = "for i in $(seq 50); do (setsid sleep 0.1 &) ; done; exit 3"
+    codes = []
+    async with trio.open_nursery() as nursery:
+        async def run(code):
+            ended = await run_program(["sh", "-c", f"sleep 0.3; exit {code}"], output=output)
+            codes.append(ended.code == code)
+        for code in range(1, 21):
+            nursery.start_soon(run, code)
+        ended = await run_program(["sh", "-c", script], output=output)
+    most = len(zombies())
+    await trio.sleep(1.3)
+    print(ended.code, all(codes), len(codes), most > 0, len(zombies()), os.getpid() == 1)
+trio.run(main)
+"""
+
+_CLAIMED = """
+async def body():
+    mine = subprocess.Popen(["sh", "-c", "exit 5"])
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(trio.run_process, ["sh", "-c", "exit 0"])
+    pid = os.fork()
+    if pid == 0:
+        os._exit(6)
+    await trio.sleep(1.5)
+    print(mine.wait(), process.returncode, [p.pid for p in zombies()])
+trio.run(main)
+"""
+
+_ESCAPED = """
+async def body():
+    mine = subprocess.Popen(["sleep", "96"], start_new_session=True)
+    script = "setsid sleep 95 & while [ -z \\"$(pgrep -f '^sleep 95')\\" ]; do :; done"
+    await run_program(["sh", "-c", script], output=output)
+    await trio.sleep(1.2)
+    orphan = [p for p in children_of(os.getpid()) if p.pid != mine.pid][0]
+    [(event, fields)] = log.lines
+    print(event, fields["pid"] == orphan.pid, fields["program"], orphan.alive)
+    os.kill(orphan.pid, 9)
+    mine.kill()
+    mine.wait()
+    await trio.sleep(1.2)
+    print(zombies(), len(log.lines))
+trio.run(main)
+"""
+
+
+def _run(script: str, tmp_path: Path, *wrapper: str) -> str:
+    command = [*wrapper, sys.executable, "-c", _PREAMBLE + script, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _may_unshare() -> bool:
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return False
+    command = [unshare, "--pid", "--fork", "--mount-proc", "true"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def test_c07c_as_pid_1(tmp_path: Path) -> None:
+    """C07 (c): as PID 1, orphans are reaped within a second, and no exit code goes missing."""
+    if not _may_unshare():
+        pytest.skip("making a PID namespace is not permitted here")
+    out = _run(_FIFTY, tmp_path, "unshare", "--pid", "--fork", "--mount-proc")
+    assert out.split() == ["3", "True", "20", "True", "0", "True"]
+
+
+def test_c07c_as_subreaper(tmp_path: Path) -> None:
+    """C07 (c): the same below another init."""
+    assert _run(_FIFTY, tmp_path).split() == ["3", "True", "20", "True", "0", "False"]
+
+
+def test_claimed_status_is_not_taken(tmp_path: Path) -> None:
+    """What plugins start is theirs to wait for; only a child that no object claims is reaped."""
+    assert _run(_CLAIMED, tmp_path) == "5 0 []\n"
+
+
+def test_escapee_is_reported_once_and_lives(tmp_path: Path) -> None:
+    """An orphan in a session of its own is logged once and left alone; a plugin's is not."""
+    assert _run(_ESCAPED, tmp_path) == "child.escaped True sleep True\n[] 1\n"
