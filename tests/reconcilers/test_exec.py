@@ -1,0 +1,327 @@
+"""Rules of the exec reconciler, with real programs and a request without a host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from reconciled.api import Change, Outcome, ProgramFailed, Request
+from reconciled.reconcilers.exec import CriticalPart, Exec, ExecReconciler
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fakes import FakeOperation, FakeRequest
+
+pytestmark = pytest.mark.processes
+
+
+def script(directory: Path, name: str, text: str) -> list[str]:
+    """A program called ./name, that notes each of its runs."""
+    file = directory / name
+    file.write_text(f"#!/bin/sh\necho {name} >> runs\n{text}\n")
+    file.chmod(0o755)
+    return [f"./{name}"]
+
+
+def runs(directory: Path) -> list[str]:
+    file = directory / "runs"
+    return file.read_text().split() if file.exists() else []
+
+
+def ask(directory: Path, spec: Exec, **fields: Any) -> tuple[FakeRequest[Exec], Request[Exec]]:
+    """The same request twice: as what it is, and as what the reconciler takes it for."""
+    fake = FakeRequest(spec, base=directory, state=directory / "state", **fields)
+    request: Any = fake
+    return fake, request
+
+
+# -- reconcile -------------------------------------------------------------
+
+
+async def test_as_desired(tmp_path: Path) -> None:
+    """When check says 0 nothing else runs, and no operation is opened."""
+    spec = Exec(
+        check=script(tmp_path, "check", "exit 0"), apply=script(tmp_path, "apply", "exit 0")
+    )
+    fake, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert (result.outcome, result.reason) == (Outcome.DONE, "")
+    assert runs(tmp_path) == ["check"]
+    assert fake.operations == []
+    assert (fake.output / "check.log").exists()
+
+
+async def test_check_apply_check(tmp_path: Path) -> None:
+    """When check says 1, apply runs as an operation, and check has the last word."""
+    spec = Exec(
+        check=script(tmp_path, "check", "test -e done || exit 1"),
+        apply=script(tmp_path, "apply", "touch done"),
+    )
+    fake, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert (result.outcome, result.reason) == (Outcome.DONE, "applied")
+    assert runs(tmp_path) == ["check", "apply", "check"]
+    assert [(o.name, o.ended, o.budgets) for o in fake.operations] == [("apply", "done", [])]
+    assert (fake.operations[0].directory / "apply.log").exists()
+
+
+async def test_still_not_as_desired(tmp_path: Path) -> None:
+    """An apply that ended well and changed nothing is a failed run, with check's last words."""
+    spec = Exec(
+        check=script(tmp_path, "check", "echo not yet; exit 1"),
+        apply=script(tmp_path, "apply", ""),
+    )
+    fake, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.RETRY
+    assert result.reason == (
+        "still not as desired after apply: ./check ended with exit code 1: not yet"
+    )
+    assert fake.operations[0].ended == "done"
+
+
+async def test_no_second_check_in_a_stop(tmp_path: Path) -> None:
+    """During a stop the second check is left to the next start."""
+    spec = Exec(
+        check=script(tmp_path, "check", "exit 1"), apply=script(tmp_path, "apply", "exit 0")
+    )
+    _, request = ask(tmp_path, spec, stopping=True)
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.DONE
+    assert runs(tmp_path) == ["check", "apply"]
+
+
+@pytest.mark.parametrize("code", [2, 7, 126])
+async def test_check_fails(tmp_path: Path, code: int) -> None:
+    """Any other exit code of check is a failure, and nothing is applied on a guess."""
+    spec = Exec(
+        check=script(tmp_path, "check", f"echo why >&2; exit {code}"),
+        apply=script(tmp_path, "apply", ""),
+    )
+    fake, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.RETRY
+    assert result.reason == f"./check ended with exit code {code}: why"
+    assert fake.operations == []
+
+
+async def test_killed_check_is_no_answer(tmp_path: Path) -> None:
+    """A check that a signal ended answers neither yes nor no."""
+    spec = Exec(check=script(tmp_path, "check", "kill -9 $$"), apply=script(tmp_path, "apply", ""))
+    _, request = ask(tmp_path, spec)
+    assert (await ExecReconciler().reconcile(request)).outcome is Outcome.RETRY
+    assert runs(tmp_path) == ["check"]
+
+
+async def test_apply_fails(tmp_path: Path) -> None:
+    """A failed apply is a failed operation and a retry that quotes its last lines."""
+    spec = Exec(apply=script(tmp_path, "apply", "echo no space left; exit 4"))
+    fake, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.RETRY
+    assert result.reason == "./apply ended with exit code 4: no space left"
+    assert (fake.operations[0].ended, fake.operations[0].steps) == ("failed", {})
+
+
+@pytest.mark.parametrize(
+    ("applied", "expected"), [(None, ["apply"]), ("old", ["apply"]), ("new", [])]
+)
+async def test_without_check(tmp_path: Path, applied: str | None, expected: list[str]) -> None:
+    """Without check, apply runs when the spec is not the one last applied."""
+    spec = Exec(apply=script(tmp_path, "apply", ""))
+    _, request = ask(tmp_path, spec, applied=applied)
+    assert (await ExecReconciler().reconcile(request)).outcome is Outcome.DONE
+    assert runs(tmp_path) == expected
+
+
+async def test_missing_program(tmp_path: Path) -> None:
+    """A program that is not there is a retry with a reason: it may come."""
+    _, request = ask(tmp_path, Exec(apply=["./absent"]))
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.RETRY
+    assert result.reason.startswith("./absent cannot be started: there is no ")
+
+
+# -- what a program is told ------------------------------------------------
+
+
+async def test_told(tmp_path: Path) -> None:
+    """A program in an operation gets its spec on standard input, and its identity."""
+    spec = Exec(
+        apply=script(tmp_path, "apply", "cat > spec; env | grep -e ^RECONCILED -e ^MINE > env"),
+        environment={"MINE": "yes"},
+    )
+    fake, request = ask(tmp_path, spec, raw_spec={"apply": ["./apply"], "text": "ä"})
+    fake.interrupted = FakeOperation("apply", tmp_path / "op", "op-9", attempt=3, last_step="half")
+    await ExecReconciler().reconcile(request)
+    assert json.loads((tmp_path / "spec").read_bytes()) == fake.raw_spec
+    assert sorted((tmp_path / "env").read_text().splitlines()) == [
+        "MINE=yes",
+        "RECONCILED_ACTION=apply",
+        "RECONCILED_ATTEMPT=3",
+        "RECONCILED_EPOCH=7",
+        "RECONCILED_KEY=site/x",
+        "RECONCILED_OPERATION=op-9",
+        "RECONCILED_STEP=half",
+    ]
+
+
+async def test_check_is_told_no_operation(tmp_path: Path) -> None:
+    """Outside an operation a program is told the key and the action, and nothing made up."""
+    spec = Exec(check=script(tmp_path, "check", "env | grep ^RECONCILED > env"), apply=["true"])
+    _, request = ask(tmp_path, spec)
+    await ExecReconciler().reconcile(request)
+    told = sorted((tmp_path / "env").read_text().splitlines())
+    assert told == ["RECONCILED_ACTION=check", "RECONCILED_KEY=site/x"]
+
+
+async def test_directory(tmp_path: Path) -> None:
+    """The directory is relative to the manifest, and argument 0 to the directory."""
+    (tmp_path / "sub").mkdir()
+    spec = Exec(apply=script(tmp_path / "sub", "apply", "pwd > where"), directory="sub")
+    _, request = ask(tmp_path, spec)
+    assert (await ExecReconciler().reconcile(request)).outcome is Outcome.DONE
+    assert (tmp_path / "sub" / "where").read_text() == f"{tmp_path / 'sub'}\n"
+
+
+# -- critical --------------------------------------------------------------
+
+
+async def test_critical_outlives_cancellation(tmp_path: Path) -> None:
+    """A critical apply runs to its end, and its outcome is durable before Cancelled goes on."""
+    spec = Exec(
+        apply=script(tmp_path, "apply", "touch started; sleep 0.5; touch done"),
+        critical=CriticalPart("10s"),
+    )
+    fake, request = ask(tmp_path, spec)
+    await _cancel_when_started(tmp_path, request)
+    assert (tmp_path / "done").exists()
+    assert fake.operations[0].budgets == ["10s"]
+    assert fake.operations[0].last_step == "apply"
+    assert fake.operations[0].ended == "interrupted"
+
+
+async def test_ordinary_apply_is_cut(tmp_path: Path) -> None:
+    """Without critical a cancellation cuts apply, and leaves no step behind."""
+    spec = Exec(apply=script(tmp_path, "apply", "touch started; sleep 99; touch done"))
+    fake, request = ask(tmp_path, spec)
+    await _cancel_when_started(tmp_path, request)
+    assert not (tmp_path / "done").exists()
+    assert (fake.operations[0].ended, fake.operations[0].steps) == ("interrupted", {})
+
+
+async def _cancel_when_started(directory: Path, request: Request[Exec]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ExecReconciler().reconcile, request)
+        with trio.fail_after(10):
+            while not (directory / "started").exists():  # noqa: ASYNC110 no event from a program
+                await trio.sleep(0.005)
+        nursery.cancel_scope.cancel(reason="the test")
+
+
+async def test_finished_step_is_not_repeated(tmp_path: Path) -> None:
+    """An operation that is entered again does not run an apply whose end is durable."""
+    spec = Exec(apply=script(tmp_path, "apply", ""))
+    fake, request = ask(tmp_path, spec)
+    done = {"apply": {"duration": 1.0}}
+    fake.interrupted = FakeOperation("apply", tmp_path / "op", attempt=2, steps=done)
+    assert (await ExecReconciler().reconcile(request)).outcome is Outcome.DONE
+    assert runs(tmp_path) == []
+    assert fake.operations[0].ended == "done"
+
+
+# -- remove and plan -------------------------------------------------------
+
+
+async def test_remove(tmp_path: Path) -> None:
+    """Removal runs as an operation of its own, critical as apply is; its failure is a retry."""
+    spec = Exec(
+        apply=["true"],
+        remove=script(tmp_path, "remove", 'test "$RECONCILED_ACTION" = remove && test -e ok'),
+        critical=CriticalPart("5s"),
+    )
+    fake, request = ask(tmp_path, spec)
+    assert (await ExecReconciler().remove(request)).outcome is Outcome.RETRY
+    (tmp_path / "ok").touch()
+    assert (await ExecReconciler().remove(request)).outcome is Outcome.DONE
+    assert [(o.name, o.ended, o.budgets) for o in fake.operations] == [
+        ("remove", "failed", ["5s"]),
+        ("remove", "done", ["5s"]),
+    ]
+
+
+async def test_without_remove(tmp_path: Path) -> None:
+    """Without remove a key is only forgotten: nothing runs, no operation is opened."""
+    fake, request = ask(tmp_path, Exec(apply=["true"]))
+    assert (await ExecReconciler().remove(request)).outcome is Outcome.DONE
+    assert fake.operations == []
+
+
+async def test_plan(tmp_path: Path) -> None:
+    """A plan runs check alone, and shows what check wrote; a failing check is no plan."""
+    spec = Exec(
+        check=script(tmp_path, "check", "echo 2 differ; exit $(cat code)"),
+        apply=script(tmp_path, "apply", ""),
+    )
+    _, request = ask(tmp_path, spec)
+    (tmp_path / "code").write_text("1")
+    assert await ExecReconciler().plan(request) == [Change("run", "./apply", "2 differ")]
+    (tmp_path / "code").write_text("0")
+    assert await ExecReconciler().plan(request) == []
+    (tmp_path / "code").write_text("9")
+    with pytest.raises(ProgramFailed, match="exit code 9"):
+        await ExecReconciler().plan(request)
+    assert runs(tmp_path) == ["check"] * 3
+
+
+async def test_plan_without_check(tmp_path: Path) -> None:
+    """Without check a plan compares the spec with the one last applied, and runs nothing."""
+    spec = Exec(apply=script(tmp_path, "apply", ""))
+    _, request = ask(tmp_path, spec, applied="old")
+    [change] = await ExecReconciler().plan(request)
+    assert (change.action, change.what) == ("run", "./apply")
+    _, request = ask(tmp_path, spec, applied="new")
+    assert await ExecReconciler().plan(request) == []
+    assert runs(tmp_path) == []
+
+
+# -- the spec --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"apply": []}, "apply names no program: write its name and arguments as a list"),
+        ({"check": [""]}, "check names no program"),
+        ({"remove": ["a\0b"]}, "remove has a NUL character"),
+        ({"environment": {"RECONCILED_KEY": "x"}}, "environment may not set RECONCILED_KEY: "),
+        ({"environment": {"A=B": "x"}}, "environment cannot set 'A=B'"),
+    ],
+)
+def test_spec_is_refused(fields: dict[str, Any], message: str) -> None:
+    """A spec that cannot work is refused when it is read, with what to write instead."""
+    with pytest.raises(ValueError, match=message):
+        Exec(**{"apply": ["true"], **fields})
+
+
+@pytest.mark.parametrize("budget", ["0s", "5", "soon", ""])
+def test_budget_is_refused(budget: str) -> None:
+    """A budget is a positive duration with a unit."""
+    with pytest.raises(ValueError, match=r"budget must be longer|is not a duration"):
+        CriticalPart(budget)
+
+
+def test_not_built() -> None:
+    """What is accepted and has no effect yet is named, so that the host can say so."""
+    assert ExecReconciler().not_built(Exec(["a"])) == []
+    full = Exec(["a"], recover=["b"], rollback=["c"], once=True)
+    assert ExecReconciler().not_built(full) == ["recover", "rollback", "once"]
+
+
+def test_kind() -> None:
+    """The kind is Exec, as manifests have it."""
+    assert ExecReconciler.kind == "Exec"
