@@ -1,0 +1,278 @@
+"""One file being replaced: its new content is complete and durable before its name changes hands.
+
+1. At every instant the name stands for the whole old file or the whole new one (invariant 16).
+2. The new file is written beside the old one, under a name known beforehand, and readable by
+   the daemon alone until it has its owner and mode.
+3. Whatever fails before the rename: the old file is untouched and the new one is removed.
+4. What the caller leaves open is kept from the old file: mode, owner, group, ACL, the SELinux
+   label and ``user.*`` attributes. File capabilities and integrity signatures are not: they
+   vouch for the old content.
+
+All of it blocks; files.py runs it in threads. A name outside the process (O_TMPFILE) is no
+alternative: linkat() cannot replace an existing name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+import attrs
+
+from reconciled.roots import FileRefused, Place
+
+NEW_MODE = 0o644  # of a file that did not exist: not the umask's, which differs between units
+ACL = "system.posix_acl_access"
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symlink",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_REMEDIES = {
+    errno.ENOSPC: "no space left: make room; the old file is untouched",
+    errno.EDQUOT: "the quota is used up; the old file is untouched",
+    errno.EIO: "the device failed: see the kernel's log; the old file is untouched",
+    errno.EROFS: "the file system is read-only: see ReadWritePaths= of the unit",
+    errno.EACCES: "permission denied: see User= and ReadWritePaths= of the unit",
+    errno.EPERM: "not permitted: see lsattr and the capabilities of the unit",
+}
+
+
+@attrs.frozen
+class Wanted:
+    """What a file shall be; None keeps what it is."""
+
+    content: bytes
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+
+
+@attrs.frozen
+class Comparison:
+    """What of a file is not as wanted, and its mode now.
+
+    differences  of missing, content, mode, owner, group; empty: as wanted
+    mode         None for a file that is missing
+    """
+
+    differences: tuple[str, ...]
+    mode: int | None
+
+
+def open_regular(place: Place) -> int:
+    """A handle to read the regular file at *place*; FileRefused for anything else."""
+    try:
+        handle = os.open(place.name, _READ, dir_fd=place.directory)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):  # a symlink; a socket
+            refuse_irregular(place, place.status())
+        raise type(exc)(exc.errno, exc.strerror, place.path) from exc
+    try:
+        refuse_irregular(place, os.fstat(handle))
+    except FileRefused:
+        os.close(handle)
+        raise
+    return handle
+
+
+def refuse_irregular(place: Place, status: os.stat_result | None) -> None:
+    """Raise FileRefused unless *status* is that of a regular file, or None."""
+    if status is None or stat.S_ISREG(status.st_mode):
+        return
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+    link = "write the path it leads to, or remove it" if kind == "a symlink" else "remove it first"
+    raise FileRefused(f"{place.path} is {kind}, which is never replaced: {link}")
+
+
+def read_all(handle: int, limit: int, path: str) -> bytes:
+    """The content of *handle*; FileRefused where it is longer than *limit* bytes."""
+    pieces, size = [], 0
+    while piece := os.read(handle, min(1 << 20, limit + 1 - size)):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise FileRefused(f"{path} is longer than {limit} bytes")
+    return b"".join(pieces)
+
+
+def compare(place: Place, wanted: Wanted) -> Comparison:
+    """Compare the file at *place*: its status first; only one of the right size is read."""
+    status = place.status()
+    if status is None:
+        return Comparison(("missing",), None)
+    refuse_irregular(place, status)
+    found = []
+    if status.st_size != len(wanted.content) or not _holds(place, wanted.content):
+        found.append("content")
+    if wanted.mode is not None and stat.S_IMODE(status.st_mode) != wanted.mode:
+        found.append("mode")
+    if wanted.uid is not None and status.st_uid != wanted.uid:
+        found.append("owner")
+    if wanted.gid is not None and status.st_gid != wanted.gid:
+        found.append("group")
+    return Comparison(tuple(found), stat.S_IMODE(status.st_mode))
+
+
+def _holds(place: Place, content: bytes) -> bool:
+    handle = open_regular(place)
+    try:
+        return read_all(handle, len(content) + 1, place.path) == content
+    except FileRefused:  # it grew meanwhile
+        return False
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def explaining(place: Place, doing: str) -> Iterator[None]:
+    """Give an OSError the declared path and a remedy; its type and errno stay."""
+    try:
+        yield
+    except OSError as exc:
+        remedy = _REMEDIES.get(exc.errno or 0, exc.strerror)
+        raise type(exc)(exc.errno, f"cannot {doing}: {remedy}", place.path) from exc
+
+
+@attrs.define(eq=False)
+class Replacement:
+    """prepare(), then perhaps a validation of ``staged``, then commit(); discard() always."""
+
+    place: Place
+    wanted: Wanted
+    temporary: str
+    lost: tuple[str, ...] = ()  # attributes of the old file that could not be kept
+    _created: bool = False
+
+    @property
+    def staged(self) -> str:
+        """The path of the new file between prepare() and commit()."""
+        return self.place.beside(self.temporary)
+
+    def prepare(self) -> None:
+        """Write the new file, with owner, mode and attributes, and sync it."""
+        old = self.place.status()
+        refuse_irregular(self.place, old)
+        if old is not None and old.st_nlink > 1:
+            raise FileRefused(
+                f"{self.place.path} has {old.st_nlink} hard links: a replacement would leave the "
+                f"others behind; make it a file of its own first"
+            )
+        with explaining(self.place, "write the new file"):
+            handle = self._create()
+            try:
+                view = memoryview(self.wanted.content)
+                while view:
+                    view = view[os.write(handle, view) :]
+                self._own(handle, old)
+                if old is not None:
+                    self._keep_attributes(handle)
+                # After fchown, which clears set-id bits, and after the ACL, whose mask is the
+                # mode's group part.
+                os.fchmod(handle, self._mode(old))
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def commit(self) -> None:
+        """Give the new file its name, durably.
+
+        Should the directory's sync fail, the new content is in place but may be gone after a
+        power cut; the error says so.
+        """
+        directory = self.place.directory
+        with explaining(self.place, "rename the new file"):
+            os.rename(self.temporary, self.place.name, src_dir_fd=directory, dst_dir_fd=directory)
+        self._created = False
+        try:
+            os.fsync(directory)
+        except OSError as exc:
+            message = "replaced, but its directory could not be synced"
+            raise type(exc)(exc.errno, message, self.place.path) from exc
+
+    def discard(self) -> None:
+        """Remove the new file unless it was committed. Never raises; may be called twice."""
+        if self._created:
+            self._created = False
+            with contextlib.suppress(OSError):
+                os.unlink(self.temporary, dir_fd=self.place.directory)
+
+    def _create(self) -> int:
+        place = self.place
+        try:
+            handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=place.directory)
+        except FileExistsError:
+            # The name is ours by its form and unpredictable: an earlier attempt at the same
+            # operation died after making it.
+            os.unlink(self.temporary, dir_fd=place.directory)
+            handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=place.directory)
+        self._created = True
+        return handle
+
+    def _mode(self, old: os.stat_result | None) -> int:
+        if self.wanted.mode is not None:
+            return self.wanted.mode
+        return NEW_MODE if old is None else stat.S_IMODE(old.st_mode)
+
+    def _own(self, handle: int, old: os.stat_result | None) -> None:
+        """Set owner and group where they are not right already.
+
+        A unit's system call filter may refuse fchown() even to the present owner, so that
+        keeping it must not need a call.
+        """
+        now = os.fstat(handle)
+        uid, gid = self.wanted.uid, self.wanted.gid
+        if old is not None:
+            uid = old.st_uid if uid is None else uid
+            gid = old.st_gid if gid is None else gid
+        uid = now.st_uid if uid is None else uid
+        gid = now.st_gid if gid is None else gid
+        if (uid, gid) == (now.st_uid, now.st_gid):
+            return
+        try:
+            os.fchown(handle, uid, gid)
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.EINVAL):
+                raise
+            raise FileRefused(
+                f"{self.place.path}: the owner {uid}:{gid} cannot be set by uid {os.geteuid()}: "
+                f"run with CAP_CHOWN (and SystemCallFilter=@chown), or declare another owner"
+            ) from exc
+
+    def _keep_attributes(self, handle: int) -> None:
+        old = open_regular(self.place)
+        lost = []
+        try:
+            for name in _attributes(old):
+                try:
+                    os.setxattr(handle, name, os.getxattr(old, name))
+                except OSError as exc:
+                    # Without its ACL the mode's group bits, which were the mask, would become
+                    # the group's rights.
+                    if name == ACL or exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                        raise
+                    lost.append(name)
+        finally:
+            os.close(old)
+        self.lost = tuple(lost)
+
+
+def _attributes(handle: int) -> list[str]:
+    """The names of the extended attributes that a replacement keeps."""
+    try:
+        names = os.listxattr(handle)
+    except OSError as exc:
+        if exc.errno in (errno.ENOTSUP, errno.ENOSYS):
+            return []
+        raise
+    return sorted(
+        name for name in names if name in (ACL, "security.selinux") or name.startswith("user.")
+    )

@@ -1,0 +1,224 @@
+"""Paths beneath a root: names become directory handles, and nothing leads out of the root.
+
+1. Every component is opened by itself, from the handle of the one before, without following
+   symlinks. Symlinks are followed here, in text: what somebody renames meanwhile changes at
+   most *which* place beneath the root is reached, never that it is beneath it.
+2. ``..`` in a path is refused. In a symlink it goes back along the handles already held, and
+   never above the root.
+3. A symlink in the directory part is followed if it stays beneath the root and belongs to root,
+   to the daemon's user, or to the owner of the root: anybody else's could lead a privileged
+   write to a place of his choice.
+4. The last component is never followed for a write. It may be for a read (mounted
+   ConfigMaps consist of such links), under the same rules.
+
+openat2(RESOLVE_BENEATH) would do most of this in the kernel. It has no rule 3, refuses every
+absolute symlink even below ``/`` (``/var/run``), has no wrapper in Python, and is blocked by
+common seccomp profiles, so that a walk like this one would have to stand behind it anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+import attrs
+
+from reconciled.core.results import Terminal
+
+MOST_LINKS = 40  # as the kernel's own limit
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FileRefused(Terminal):
+    """A path, a file or an owner that policy or privilege rules out. str() says what to do."""
+
+
+@attrs.frozen
+class Place:
+    """A name in an open directory. Valid only inside ``with place_beneath(…)``.
+
+    directory  a readable handle, so that it can be synced
+    path       as declared, made absolute: for people and for programs, never for opening
+    """
+
+    directory: int
+    name: str
+    path: str
+
+    def status(self) -> os.stat_result | None:
+        """What stands there now, a symlink itself included; None for nothing."""
+        try:
+            return os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def beside(self, name: str) -> str:
+        """The path of *name* in the same directory, for messages and programs."""
+        return os.path.join(os.path.dirname(self.path), name)  # noqa: PTH118, PTH120 - text, not a file
+
+
+def parts_beneath(root: str, path: str) -> list[str]:
+    """The components of *path* below *root*, or FileRefused.
+
+    An absolute path has to lie beneath the root as it is written or as it resolves; a relative
+    one starts at the root.
+    """
+    if not path or "\0" in path:
+        raise FileRefused(f"{path!r} is not a path: write one like /etc/motd")
+    pieces = path.split("/")
+    if ".." in pieces:
+        raise FileRefused(f"{path} contains '..': write the path without it")
+    if pieces[-1] in ("", "."):
+        raise FileRefused(f"{path} names a directory: write the path of a file")
+    parts = [piece for piece in pieces if piece not in ("", ".")]
+    if not path.startswith("/"):
+        return parts
+    for base in (os.path.abspath(root), os.path.realpath(root)):  # noqa: PTH100 - Path keeps '..'
+        above = [piece for piece in base.split("/") if piece]
+        if parts[: len(above)] == above and len(parts) > len(above):
+            return parts[len(above) :]
+    raise FileRefused(
+        f"{path} is not beneath the root {root}: write a path below it, or set options.root"
+    )
+
+
+@contextlib.contextmanager
+def place_beneath(root: str, path: str, *, follow: bool = False) -> Iterator[Place]:
+    """The place that *path* means, with its directory held open.
+
+    *follow*: a symlink as last component is followed too. Blocks; call it in a thread. Raises
+    FileRefused by policy, OSError where a directory is missing or may not be entered.
+    """
+    parts = parts_beneath(root, path)
+    shown = path if path.startswith("/") else "/".join((root.rstrip("/"), *parts))
+    with contextlib.ExitStack() as stack:
+        walk = _Walk(root=root, shown=shown, waiting=parts[::-1])
+        stack.callback(walk.close)
+        walk.run(follow=follow)
+        directory = walk.readable()
+        stack.callback(os.close, directory)
+        yield Place(directory, walk.waiting[0], shown)
+
+
+@attrs.define(eq=False)
+class _Walk:
+    """handles[0] is the root and the last one where we stand: ``..`` is a pop."""
+
+    root: str
+    shown: str
+    waiting: list[str]  # components still to go, the next one last
+    handles: list[int] = attrs.field(factory=list)
+    names: list[str] = attrs.field(factory=list)
+    links: int = 0
+
+    def run(self, *, follow: bool) -> None:
+        """Go until only the last component waits."""
+        self.handles.append(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        while True:
+            while len(self.waiting) > 1:
+                self._enter(self.waiting.pop())
+            if self.waiting and self.waiting[0] == "..":
+                self._enter(self.waiting.pop())
+            if not self.waiting:
+                raise IsADirectoryError(
+                    errno.EISDIR, "leads to a directory, not to a file", self.shown
+                )
+            if not (follow and self._follow_last()):
+                return
+
+    def readable(self) -> int:
+        """The directory where we stand, opened for reading and syncing."""
+        with self._naming():
+            return os.open(".", _DIRECTORY, dir_fd=self.handles[-1])
+
+    def close(self) -> None:
+        """Close every handle of the walk."""
+        while self.handles:
+            os.close(self.handles.pop())
+
+    def _enter(self, name: str) -> None:
+        if name == "..":
+            self._up()
+            return
+        with self._naming(name):
+            handle = os.open(name, _STEP, dir_fd=self.handles[-1])
+        self.handles.append(handle)
+        self.names.append(name)
+        kind = os.fstat(handle)
+        if stat.S_ISLNK(kind.st_mode):
+            self._expand(kind)
+        elif not stat.S_ISDIR(kind.st_mode):
+            raise NotADirectoryError(
+                errno.ENOTDIR, f"{self._here()} is not a directory", self.shown
+            )
+
+    def _follow_last(self) -> bool:
+        """Replace the last component by what it links to; False if it is no link."""
+        try:
+            handle = os.open(self.waiting[0], _STEP, dir_fd=self.handles[-1])
+        except FileNotFoundError:
+            return False  # the caller's open says so, with its own words
+        kind = os.fstat(handle)
+        if not stat.S_ISLNK(kind.st_mode):
+            os.close(handle)
+            return False
+        self.names.append(self.waiting.pop())
+        self.handles.append(handle)
+        self._expand(kind)
+        return True
+
+    def _up(self) -> None:
+        if len(self.handles) == 1:
+            raise FileRefused(f"{self.shown}: a symlink on the way leads out of {self.root}")
+        os.close(self.handles.pop())
+        self.names.pop()
+
+    def _expand(self, link: os.stat_result) -> None:
+        """Put what the link just entered says in front of what waits, and step back from it."""
+        here = self._here()
+        self.links += 1
+        if self.links > MOST_LINKS:
+            raise FileRefused(f"{self.shown}: more than {MOST_LINKS} symlinks at {here}")
+        if link.st_uid not in (0, os.geteuid(), os.fstat(self.handles[0]).st_uid):
+            raise FileRefused(
+                f"{self.shown}: the symlink {here} belongs to uid {link.st_uid}, who could lead "
+                f"the way anywhere: write the path without it, or give the link to root"
+            )
+        target = os.readlink("", dir_fd=self.handles[-1])
+        self._up()
+        if target.startswith("/"):
+            target = self._below_root(target, here)
+        self.waiting.extend(piece for piece in target.split("/")[::-1] if piece not in ("", "."))
+
+    def _below_root(self, target: str, here: str) -> str:
+        """What an absolute *target* means from the root; the walk goes back there."""
+        above = [piece for piece in os.path.realpath(self.root).split("/") if piece]
+        parts = [piece for piece in target.split("/") if piece not in ("", ".")]
+        if parts[: len(above)] != above:
+            raise FileRefused(
+                f"{self.shown}: the symlink {here} leads to {target}, out of the root {self.root}"
+            )
+        while len(self.handles) > 1:
+            self._up()
+        return "/".join(parts[len(above) :])
+
+    def _here(self) -> str:
+        return "/".join((self.root.rstrip("/"), *self.names))
+
+    @contextlib.contextmanager
+    def _naming(self, name: str | None = None) -> Iterator[None]:
+        """Name the directory in errors, instead of the one component that was opened."""
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise FileNotFoundError(
+                exc.errno, f"directory {self._here()}/{name} does not exist: make it", self.shown
+            ) from exc
+        except PermissionError as exc:
+            raise PermissionError(
+                exc.errno, f"may not open {self._here()}/{name or ''}", self.shown
+            ) from exc
