@@ -1,1 +1,1 @@
-
+"""Sources: a directory of manifests, intervals and cron times."""

@@ -1,0 +1,174 @@
+"""The watcher of one directory of manifests.
+
+1. Subscribe, then list, and list again when a hint came meanwhile: what is reported as complete
+   is a listing during which nothing changed.
+2. Missing, on another device, or empty in place of another directory is Unavailable, never
+   empty (invariant 11). Nothing of the last good state is forgotten over it.
+3. Listing and parsing run in a thread that only reads: a stalled file system blocks neither the
+   loop nor a stop. The thread is left behind, with its one token of this watcher's limiter.
+4. Only changes are reported, and the state at first.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+
+from reconciled.core.durations import format_duration
+from reconciled.core.problems import Problem
+from reconciled.core.resources import Origin
+from reconciled.core.sources import Report, Snapshot, Unavailable
+from reconciled.watchers.documents import Documents
+from reconciled.watchers.hints import LONGEST_BURST, Hints
+from reconciled.watchers.listing import Listing, OtherDevice, Parse, ReadFile, read_listing
+
+RELIST = 60.0  # seconds between full listings; symlink targets and mounts give no hints
+SLOW = 10.0  # seconds after which a listing that goes on is reported
+_RETRY_FIRST = 0.25  # seconds; doubled while the directory is unavailable
+_RETRY_LONGEST = 5.0
+
+
+@attrs.define(eq=False)
+class DirectoryWatcher:
+    """Reports the manifests of *path*: ``*.yaml`` and ``*.yml``, not hidden, not recursive.
+
+    parse       makes manifests and problems of a file's bytes and its name; runs in a thread
+    remembered  the identity of the last snapshot of an earlier process, or empty
+    """
+
+    path: Path
+    parse: Parse
+    remembered: str = ""
+    _identity: str = attrs.field(init=False)
+    # Of a listing of this process: the number of a device may change from boot to boot.
+    _device: int | None = attrs.field(init=False, default=None)
+    _files: Mapping[str, ReadFile] = attrs.field(init=False, factory=dict)
+    _documents: Documents = attrs.field(init=False, factory=Documents)
+    _reported: Report | None = attrs.field(init=False, default=None)
+    _limiter: trio.CapacityLimiter = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._identity = self.remembered
+        self._limiter = trio.CapacityLimiter(1)
+
+    def __repr__(self) -> str:
+        return f"<DirectoryWatcher {self.path}: {len(self._files)} files>"
+
+    @property
+    def name(self) -> str:
+        """``directory PATH``."""
+        return f"directory {self.path}"
+
+    @property
+    def declares(self) -> bool:
+        """A directory declares."""
+        return True
+
+    async def watch(self, report: Callable[[Report], None]) -> None:
+        """Report until cancelled, which is at once; the first time as soon as it is listed."""
+        retry = _RETRY_FIRST
+        with Hints(self.path) as hints:
+            while True:
+                outcome = await self._look(hints, report)
+                self._publish(outcome, report)
+                if isinstance(outcome, Unavailable):
+                    pause, retry = retry, min(2 * retry, _RETRY_LONGEST)
+                else:
+                    retry = _RETRY_FIRST
+                    settled = not (self._documents.torn or self._documents.unsettled)
+                    pause = RELIST if settled else LONGEST_BURST
+                if await hints.wait(pause):
+                    await hints.quiet()
+
+    async def _look(self, hints: Hints, report: Callable[[Report], None]) -> Report:
+        """List until nothing changed meanwhile, for as long as a burst may last."""
+        give_up = trio.current_time() + LONGEST_BURST
+        while True:
+            await hints.came()
+            listing = await self._listed(hints, report)
+            torn = await hints.came()
+            last = trio.current_time() >= give_up
+            if isinstance(listing, Unavailable):
+                if last or not torn:
+                    return listing
+            else:
+                torn = torn or listing.torn
+                documents = await self._joined(listing, torn=torn)
+                self._files = listing.files
+                if last or not (torn or documents.unsettled):
+                    self._documents = documents
+                    self._identity, self._device = listing.identity, listing.device
+                    return self._snapshot(hints)
+            await hints.quiet()
+
+    async def _listed(
+        self, hints: Hints, report: Callable[[Report], None]
+    ) -> Listing | Unavailable:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_slowness, report, name=f"slow listing of {self.path}")
+            listing = await trio.to_thread.run_sync(
+                self._list, hints, abandon_on_cancel=True, limiter=self._limiter
+            )
+            nursery.cancel_scope.cancel(reason="listed")
+        return listing
+
+    async def _joined(self, listing: Listing, *, torn: bool) -> Documents:
+        # In a thread as well: ten thousand documents would block the loop for some 20 ms.
+        following = partial(self._documents.following, listing.files, time.time(), torn=torn)
+        return await trio.to_thread.run_sync(
+            following, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    async def _report_slowness(self, report: Callable[[Report], None]) -> None:
+        await trio.sleep(SLOW)
+        reason = f"listing {self.path} has taken {format_duration(SLOW)}, and goes on"
+        self._publish(Unavailable(reason), report)
+
+    def _list(self, hints: Hints) -> Listing | Unavailable:
+        """In the thread: what is there now. Changes nothing, so that it may be abandoned."""
+        try:
+            hints.subscribe()
+            listing = read_listing(self.path, self._files, self.parse, self._device)
+        except OtherDevice as error:
+            return Unavailable(
+                f"{self.path} {error}: a mount came or went; restart to accept what is there now"
+            )
+        except OSError as error:
+            return Unavailable(_why(self.path, error))
+        if not listing.files and self._identity not in ("", listing.identity):
+            return Unavailable(
+                f"{self.path} is empty, and not the directory it was: put a file into it that"
+                " has only a comment if nothing is declared any more"
+            )
+        return listing
+
+    def _snapshot(self, hints: Hints) -> Snapshot:
+        documents = self._documents
+        problems = documents.problems
+        if hints.fault:
+            problems = (Problem(Origin(str(self.path)), hints.fault), *problems)
+        return Snapshot(
+            manifests=tuple(documents.good.values()),
+            complete=documents.complete,
+            problems=problems,
+            identity=self._identity,
+        )
+
+    def _publish(self, outcome: Report, report: Callable[[Report], None]) -> None:
+        if outcome != self._reported:
+            self._reported = outcome
+            report(outcome)
+
+
+def _why(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return f"{path} is missing"
+    if error.errno == errno.ENOTDIR:
+        return f"{path} is not a directory"
+    return f"{path} cannot be listed: {error.strerror or error}"

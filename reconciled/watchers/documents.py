@@ -1,0 +1,115 @@
+"""What a directory declares: the last good documents of its files, joined.
+
+1. The documents of a file with problems join its last good ones: a typo deletes nothing.
+2. Two documents with one key are both named, and the last good one stays.
+3. A file that was written just now and lost documents may be half-written: they stay until it
+   has been left alone for a moment.
+
+A value: following() answers a new one, so that an abandoned thread leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from reconciled.core.problems import Problem
+from reconciled.core.resources import Manifest
+from reconciled.watchers.listing import ReadFile
+
+# Seconds without a write after which a file that lost documents is taken at its word. Less than
+# a burst may last, so that an edit is reported once.
+SETTLED = 0.3
+
+DocumentId = tuple[str, str | None, str]
+
+
+@attrs.frozen(eq=False)
+class Documents:
+    """The documents of a directory as they are to be reported."""
+
+    good: Mapping[DocumentId, Manifest] = attrs.field(factory=dict)
+    problems: tuple[Problem, ...] = ()
+    unsettled: bool = False  # a file lost documents, and may be half-written
+    torn: bool = False  # something changed during the listing
+    _files: Mapping[str, ReadFile] = attrs.field(factory=dict)
+    _of_file: Mapping[str, tuple[Manifest, ...]] = attrs.field(factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether what is missing here is known to be gone."""
+        return not (self.problems or self.unsettled or self.torn)
+
+    def following(self, files: Mapping[str, ReadFile], now: float, *, torn: bool) -> Documents:
+        """The documents after *files* were read at *now* (seconds since the epoch).
+
+        Of a torn listing a missing file is not known to be gone: its last good documents are
+        not reported, but remembered.
+        """
+        if not (torn or self.torn or self.unsettled) and _same(files, self._files):
+            return self
+        of_file: dict[str, tuple[Manifest, ...]] = {}
+        problems: list[Problem] = []
+        unsettled = False
+        for name in sorted(files):
+            file = files[name]
+            lost = _without(self._of_file.get(name, ()), file.manifests)
+            recent = abs(now - file.modified) < SETTLED
+            unsettled = unsettled or bool(lost and recent and not file.problems)
+            keeps = bool(file.problems) or recent
+            of_file[name] = (*file.manifests, *lost) if keeps and lost else file.manifests
+            problems += file.problems
+        good, doubles = self._joined(of_file.values())
+        if torn:
+            of_file = {**self._of_file, **of_file}
+        together = tuple(sorted(problems + doubles))
+        return Documents(good, together, unsettled, torn, files, of_file)
+
+    def _joined(
+        self, files: Iterable[tuple[Manifest, ...]]
+    ) -> tuple[dict[DocumentId, Manifest], list[Problem]]:
+        good: dict[DocumentId, Manifest] = {}
+        doubles: dict[DocumentId, list[Manifest]] = {}
+        for manifests in files:
+            for manifest in manifests:
+                key = document_id(manifest)
+                first = good.setdefault(key, manifest)
+                if first is not manifest:
+                    doubles.setdefault(key, [first]).append(manifest)
+        for key in doubles:
+            if key in self.good:
+                good[key] = self.good[key]
+            else:
+                del good[key]
+        return good, [problem for each in doubles.values() for problem in _doubles(each)]
+
+
+def document_id(manifest: Manifest) -> DocumentId:
+    """What must be unique in a directory; a controller makes a key of it."""
+    return (manifest.kind, manifest.namespace, manifest.name)
+
+
+def _same(files: Mapping[str, ReadFile], known: Mapping[str, ReadFile]) -> bool:
+    return files.keys() == known.keys() and all(known[name] is file for name, file in files.items())
+
+
+def _without(last: Iterable[Manifest], present: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    if last is present:
+        return ()
+    there = {document_id(manifest) for manifest in present}
+    return tuple(manifest for manifest in last if document_id(manifest) not in there)
+
+
+def _doubles(manifests: list[Manifest]) -> list[Problem]:
+    problems = []
+    for manifest in manifests:
+        others = ", ".join(str(other.origin) for other in manifests if other is not manifest)
+        problems.append(
+            Problem(
+                manifest.origin,
+                f"{manifest.kind} {manifest.name!r} is declared at {others} too:"
+                " keep one of them; until then the last good one stays",
+            )
+        )
+    return problems

@@ -1,0 +1,131 @@
+"""Hints that a directory may have changed, from inotify: a reason to list, never a fact.
+
+1. The kernel's queue is the only memory of what came: a hint during a listing is still there
+   after it, so nothing is lost between list and watch. An overflow of it is a hint as well.
+2. What waits here can be cancelled at once, and without inotify only the timeouts are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import attrs
+import trio
+from asyncinotify import Inotify, Mask
+
+from reconciled.watchers.listing import is_manifest
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncinotify import Event, Watch
+
+QUIET = 0.05  # seconds without a hint that end a burst
+LONGEST_BURST = 0.5  # seconds after which a burst is looked at all the same
+# Events read between two checkpoints: a full queue of 16384 must not block the loop.
+_AT_ONCE = 512
+
+_ENTRIES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
+_CONTENTS = Mask.CLOSE_WRITE | Mask.ATTRIB
+# Not MODIFY: a file that is being written is of no use until its writer is through.
+_DIRECTORY = _ENTRIES | _CONTENTS | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+
+
+@attrs.define(eq=False)
+class Hints:
+    """The directory *path* and, for its coming and going, its entry in the parent."""
+
+    path: Path
+    fault: str = attrs.field(init=False, default="")  # why changes are not noticed at once
+    _inotify: Inotify | None = attrs.field(init=False, default=None)
+    _watches: dict[Path, Watch] = attrs.field(init=False, factory=dict)
+
+    def __enter__(self) -> Self:
+        try:
+            self._inotify = Inotify(sync_timeout=0, cache_size=_AT_ONCE)
+        except OSError as error:
+            self._failed(error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def subscribe(self) -> None:
+        """Watch what *path* leads to now; before each listing, in its thread (it may block)."""
+        self.fault = "" if self._inotify is not None else self.fault
+        self._watch(self.path, _DIRECTORY)
+        # A parent that is the directory itself (the root) has one watch, and keeps its mask.
+        if self.path.parent != self.path:
+            self._watch(self.path.parent, _ENTRIES | Mask.ONLYDIR)
+
+    def _watch(self, path: Path, mask: Mask) -> None:
+        if self._inotify is None:
+            return
+        try:
+            watch = self._inotify.add_watch(path, mask)
+        except ValueError:
+            return  # closed: this thread was abandoned, and nobody waits for its listing
+        except OSError as error:
+            # Missing or forbidden is the listing's to report.
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                self._failed(error)
+            return
+        last = self._watches.get(path)
+        self._watches[path] = watch
+        if last is not None and last is not watch:
+            # Another directory stands there now; the old one may be gone with its watch.
+            with contextlib.suppress(OSError):
+                self._inotify.rm_watch(last)
+
+    def _failed(self, error: OSError) -> None:
+        self.fault = (
+            f"changes are noticed at full listings only: {error.strerror or error};"
+            " raise fs.inotify.max_user_watches or max_user_instances"
+        )
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for a hint, *seconds* at most; whether one came."""
+        with trio.move_on_after(seconds):
+            if self._inotify is None:
+                await trio.sleep_forever()
+            while not await self.came():
+                assert self._inotify is not None
+                await trio.lowlevel.wait_readable(self._inotify.fd)
+            return True
+        return False
+
+    async def quiet(self) -> None:
+        """Wait until a burst of hints is over, LONGEST_BURST at most."""
+        with trio.move_on_after(LONGEST_BURST):
+            while await self.wait(QUIET):
+                pass
+
+    async def came(self) -> bool:
+        """Take all hints that are there now; whether there was any. A checkpoint."""
+        relevant = False
+        while True:
+            await trio.lowlevel.checkpoint()
+            for _ in range(_AT_ONCE):
+                event = self._inotify.sync_get() if self._inotify is not None else None
+                if event is None:
+                    return relevant
+                relevant = relevant or self._relevant(event)
+
+    def _relevant(self, event: Event) -> bool:
+        if event.name is None or event.watch is None:
+            return Mask.IGNORED not in event.mask  # of the directory itself, or an overflow
+        name = os.fspath(event.name)
+        if event.watch is self._watches.get(self.path.parent):
+            return name == self.path.name
+        # Any entry may be a part of the way to a manifest, as ..data of a mounted ConfigMap is.
+        return is_manifest(name) or bool(event.mask & _ENTRIES)

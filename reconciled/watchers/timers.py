@@ -1,0 +1,110 @@
+"""Watchers that wake a controller's keys by time, and declare nothing.
+
+1. However many due times pass at once, they are one tick.
+2. Waiting for a wall clock time is waiting in short steps: a monotonic sleep notices neither a
+   clock that is set nor a suspended machine.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import attrs
+import trio
+
+from reconciled.core.durations import format_duration
+from reconciled.core.schedule import Cron, Every
+from reconciled.core.sources import Report, Tick
+
+STEP = 30.0  # seconds; how late a clock that was set, or a suspended machine, is noticed
+_LOCAL_TIME = Path("/etc/localtime")
+
+
+@attrs.define(eq=False)
+class EveryWatcher:
+    """Ticks by an interval, for the first time after one; *chance* places each in its jitter."""
+
+    every: Every
+    chance: random.Random
+
+    @property
+    def name(self) -> str:
+        """``every 10m``."""
+        return f"every {format_duration(self.every.interval)}"
+
+    @property
+    def declares(self) -> bool:
+        """A timer declares nothing."""
+        return False
+
+    async def watch(self, report: Callable[[Report], None]) -> None:
+        """Tick until cancelled."""
+        began, turn = trio.current_time(), 1
+        while True:
+            await trio.sleep_until(self.every.due(began, turn, self.chance.random()))
+            report(Tick(self.name))
+            turn = self.every.turn_after(began, turn, trio.current_time())
+
+
+def _wall_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+@attrs.define(eq=False)
+class CronWatcher:
+    """Ticks at wall clock times; *clock* gives the present, with a zone."""
+
+    cron: Cron
+    clock: Callable[[], datetime] = _wall_clock
+
+    @property
+    def name(self) -> str:
+        """``cron 0 4 * * *``, with the zone where it has a name."""
+        zone = getattr(self.cron.zone, "key", None)
+        return f"cron {self.cron.expression}" + (f" {zone}" if zone else "")
+
+    @property
+    def declares(self) -> bool:
+        """A timer declares nothing."""
+        return False
+
+    async def watch(self, report: Callable[[Report], None]) -> None:
+        """Tick until cancelled."""
+        last = self.clock()
+        passed: datetime | None = None
+        due = self.cron.due(last)
+        while True:
+            now = self.clock()
+            if now >= due:
+                report(Tick(self.name))
+                passed = due
+                due = self.cron.due(now, passed)
+            elif now < last:
+                due = self.cron.due(now, passed)
+            last = now
+            await trio.sleep(min(STEP, max(0.0, (due - now) / timedelta(seconds=1))))
+
+
+def zone_named(name: str) -> tzinfo:
+    """The time zone *name*, as in ``Europe/Berlin``. Raises ValueError, with a remedy."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"{name!r} is no time zone: write one like Europe/Berlin") from error
+
+
+def local_zone() -> tzinfo:
+    """The machine's time zone: ``TZ`` where it names one, else ``/etc/localtime``, else UTC."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    if name:
+        return zone_named(name)
+    try:
+        with _LOCAL_TIME.open("rb") as file:
+            return ZoneInfo.from_file(file)
+    except (OSError, ValueError):
+        return UTC
