@@ -1,0 +1,291 @@
+"""The configuration of a daemon, found, read from all of its files, and checked as a whole.
+
+1. All or nothing: load() gives a complete configuration, or all problems of all files at once.
+   Nothing outside changes, so that a failed reload leaves no trace.
+2. Every name is given once: two files that both set ``stop``, or the same controller, are an
+   error that names both. No file overrides another: order decides nothing.
+3. One document a file. Two would raise the question of 2 within one file, and a ``---`` in a
+   configuration is far more often a slip; manifest files, which are lists, take several.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from reconciled.config.controllers import read_controller
+from reconciled.config.documents import Document, read_documents
+from reconciled.config.faults import described, guess, unknown
+from reconciled.config.model import (
+    Config,
+    ControlConfig,
+    ControllerConfig,
+    HttpConfig,
+    JournalConfig,
+    LimitsConfig,
+    LogConfig,
+    PluginsConfig,
+    StopConfig,
+)
+from reconciled.config.positions import Path as Steps
+from reconciled.config.positions import Positions
+from reconciled.config.structure import Structurer
+from reconciled.config.trust import distrust, read_trusted
+from reconciled.config.watches import absolute
+from reconciled.core.problems import Invalid, Problem
+from reconciled.core.resources import Origin
+
+_DEFAULT = Path("/etc/reconciled/reconciled.yaml")
+
+_SECTIONS: dict[str, Any] = {
+    "state": Path,
+    "log": LogConfig,
+    "stop": StopConfig,
+    "limits": LimitsConfig,
+    "journal": JournalConfig,
+    "http": HttpConfig | None,
+    "control": ControlConfig,
+    "plugins": PluginsConfig,
+}
+_KEYS = (*_SECTIONS, "include", "controllers")
+
+
+@attrs.frozen
+class Loaded:
+    """A valid configuration, and what a person should hear about it all the same."""
+
+    config: Config
+    warnings: list[Problem]
+
+
+def find_config(argument: str | None, environ: Mapping[str, str]) -> Path:
+    """Which file is the configuration; it need not exist."""
+    chosen = argument or environ.get("RECONCILED_CONFIG")
+    if chosen:
+        return absolute(Path.cwd(), Path(chosen))
+    directory = environ.get("CONFIGURATION_DIRECTORY", "").partition(":")[0]
+    # systemd joins several directories with colons; the first is the one named first.
+    return Path(directory) / "reconciled.yaml" if directory else _DEFAULT
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Loaded:
+    """Read the configuration *path* with what it includes; blocks, so call it in a thread.
+
+    Raises Invalid, with every problem found.
+    """
+    loading = _Loading(environ)
+    main = loading.read(path)
+    if main is not None:
+        for included in loading.included(main):
+            loading.read(included)
+    config = loading.config(path)
+    if loading.problems or config is None:
+        raise Invalid(loading.problems)
+    return Loaded(config, sorted(loading.warnings))
+
+
+@attrs.define(eq=False)
+class _File:
+    path: Path
+    data: dict[str, Any]
+    positions: Positions
+
+    @property
+    def base(self) -> Path:
+        return self.path.parent
+
+
+@attrs.define(eq=False)
+class _Loading:
+    environ: Mapping[str, str]
+    problems: list[Problem] = attrs.Factory(list)
+    warnings: list[Problem] = attrs.Factory(list)
+    files: list[_File] = attrs.Factory(list)
+    structurer: Structurer = attrs.Factory(Structurer)
+
+    def read(self, path: Path) -> _File | None:
+        """Read one file and note its problems; None where nothing of it can be used."""
+        document = self._document(path)
+        if document is None:
+            return None
+        if not isinstance(document.data, dict):
+            message = f"takes a mapping of {', '.join(_KEYS)}, got {described(document.data)}"
+            self.problems.append(document.positions.problem((), message))
+            return None
+        file = _File(path, document.data, document.positions)
+        for key in document.data:
+            if key not in _KEYS:
+                message = unknown("key", key, _KEYS)
+                self.problems.append(document.positions.problem_at_key((key,), message))
+            elif key == "include" and self.files:
+                message = "include is taken in the main file only: name the files there"
+                self.problems.append(document.positions.problem_at_key((key,), message))
+        self.files.append(file)
+        return file
+
+    def _document(self, path: Path) -> Document | None:
+        name = str(path)
+        try:
+            data = read_trusted(path)
+        except OSError as exc:
+            message = f"cannot be read: {exc.strerror or exc}"
+            self.problems.append(Problem(Origin(name), message))
+            return None
+        except ValueError as exc:
+            self.problems.append(Problem(Origin(name), str(exc)))
+            return None
+        documents, problems = read_documents(data, name)
+        self.problems += problems
+        if not problems and not documents:
+            message = "is empty: write at least controllers: {}"
+            self.problems.append(Problem(Origin(name), message))
+        elif len(documents) > 1:
+            message = "a second document: a configuration has one, so remove the '---'"
+            self.problems.append(documents[1].positions.problem((), message))
+        return documents[0] if documents else None
+
+    def included(self, main: _File) -> list[Path]:
+        """The files that ``include`` names, each once, in the order of their names."""
+        try:
+            patterns = self.structurer.structure(
+                tuple[str, ...], main.data.get("include", []), main.positions, ("include",)
+            )
+        except Invalid as exc:
+            self.problems += exc.problems
+            return []
+        found: set[Path] = set()
+        for index, pattern in enumerate(patterns):
+            whole = os.path.join(glob.escape(str(main.base)), pattern)  # noqa: PTH118 - a pattern
+            matches = {Path(os.path.normpath(match)) for match in glob.glob(whole)}  # noqa: PTH207 - Path.glob takes no absolute pattern
+            if not matches and not glob.has_magic(pattern):
+                message = f"{pattern} does not exist: create it, or remove it here"
+                self.problems.append(main.positions.problem(("include", index), message))
+            found |= matches
+        return sorted(found - {main.path})
+
+    def config(self, path: Path) -> Config | None:
+        """The configuration of all files; None where problems prevent one."""
+        sections = {name: self._section(name, kind) for name, kind in _SECTIONS.items()}
+        controllers = self._controllers()
+        state = self._state(path, sections["state"])
+        self._check_directories(sections["plugins"])
+        if self.problems or state is None:
+            return None
+        if not controllers:
+            message = "no controllers, so nothing will be done: add one under controllers"
+            self.warnings.append(Problem(Origin(str(path)), message))
+        control = sections["control"] or ControlConfig()
+        return Config(
+            state=state,
+            controllers=controllers,
+            control=control.socket or self._default_socket(state),
+            log=sections["log"] or LogConfig(),
+            stop=(sections["stop"] or StopConfig()).limits,
+            limits=sections["limits"] or LimitsConfig(),
+            journal=sections["journal"] or JournalConfig(),
+            http=sections["http"],
+            plugins=sections["plugins"] or PluginsConfig(),
+            files=tuple(file.path for file in self.files),
+            written=tuple(entry for file in self.files for entry in _written(file)),
+        )
+
+    def _section(self, name: str, kind: Any) -> Any:
+        """The value of the section *name*, from the one file that has it; else None."""
+        holders = [file for file in self.files if name in file.data]
+        if not holders:
+            return None
+        first = holders[0]
+        for other in holders[1:]:
+            self._given_twice((name,), first, other)
+        try:
+            value = self.structurer.structure(kind, first.data[name], first.positions, (name,))
+        except Invalid as exc:
+            self.problems += exc.problems
+            return None
+        return _resolved(value, first.base)
+
+    def _controllers(self) -> dict[str, ControllerConfig]:
+        controllers: dict[str, ControllerConfig] = {}
+        owners: dict[str, _File] = {}
+        for file in self.files:
+            written = file.data.get("controllers", {})
+            if not isinstance(written, dict):
+                message = f"takes a mapping of controllers by name, got {described(written)}"
+                self.problems.append(file.positions.problem(("controllers",), message))
+                continue
+            for name, data in written.items():
+                if name in owners:
+                    self._given_twice(("controllers", name), owners[name], file)
+                    continue
+                owners[name] = file
+                try:
+                    controllers[name] = read_controller(
+                        self.structurer, name, data, file.positions, file.base
+                    )
+                except Invalid as exc:
+                    self.problems += exc.problems
+        return controllers
+
+    def _given_twice(self, path: Steps, first: _File, other: _File) -> None:
+        message = (
+            f"{path[-1]} is given in two files, first at {first.positions.key(path)}: "
+            "remove one of them"
+        )
+        self.problems.append(other.positions.problem_at_key(path, message))
+
+    def _state(self, path: Path, written: Path | None) -> Path | None:
+        if written is not None:
+            return written
+        directory = self.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+        if directory:
+            return Path(directory)
+        if not any(guess(key, ("state",)) for file in self.files for key in file.data):
+            message = (
+                "state is missing, and $STATE_DIRECTORY is not set: add state: /var/lib/reconciled"
+            )
+            self.problems.append(Problem(Origin(str(path)), message))
+        return None
+
+    def _default_socket(self, state: Path) -> Path:
+        runtime = self.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+        return (Path(runtime) if runtime else state) / "control.sock"
+
+    def _check_directories(self, plugins: PluginsConfig | None) -> None:
+        for index, directory in enumerate(plugins.directories if plugins else ()):
+            file = next(file for file in self.files if "plugins" in file.data)
+            path: Steps = ("plugins", "directories", index)
+            try:
+                reason = distrust(directory, directory.stat())
+            except OSError as exc:
+                message = f"{directory} cannot be used: {exc.strerror}"
+                self.warnings.append(file.positions.problem(path, message))
+                continue
+            if reason is not None:
+                self.problems.append(file.positions.problem(path, reason))
+
+
+def _resolved(value: Any, base: Path) -> Any:
+    """*value* with its paths absolute: relative ones start at the file they stand in."""
+    if isinstance(value, Path):
+        return absolute(base, value)
+    if isinstance(value, ControlConfig) and value.socket is not None:
+        return ControlConfig(absolute(base, value.socket))
+    if isinstance(value, PluginsConfig):
+        return PluginsConfig(tuple(absolute(base, path) for path in value.directories))
+    return value
+
+
+def _written(file: _File) -> list[tuple[Steps, Origin]]:
+    """Every name of *file* down to the third level, which is as deep as ours go."""
+    paths: list[Steps] = []
+    for first, section in file.data.items():
+        paths.append((first,))
+        for second, value in section.items() if isinstance(section, dict) else ():
+            paths.append((first, second))
+            paths += [(first, second, third) for third in value] if isinstance(value, dict) else []
+    return [(path, file.positions.key(path)) for path in paths]

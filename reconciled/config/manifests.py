@@ -1,0 +1,145 @@
+"""Manifests out of the text of a file; one bad document harms only itself.
+
+1. What is no manifest is a problem and never nothing: an empty file, a misspelt key and an
+   unknown apiVersion are all told, so that no resource goes missing silently.
+2. A key that two documents of a file declare has neither of them: which one was meant is
+   unknown, and whoever calls keeps the last good one.
+3. The spec stays as it was written; checking it against a class is the caller's *validate*.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from reconciled.config.documents import Document, read_documents
+from reconciled.config.faults import described
+from reconciled.config.positions import Path, Positions
+from reconciled.config.structure import Structurer
+from reconciled.core.problems import Invalid, Problem
+from reconciled.core.resources import NOTHING, Manifest, Origin, fingerprint_of
+
+# Checks the spec of a manifest of the given kind, which stands at the path of the positions.
+Validate = Callable[[str, Mapping[str, Any], Positions, Path], list[Problem]]
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAMESPACE = re.compile(_LABEL)
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_LONGEST_NAME = 253  # RFC 1123, as Kubernetes limits it
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+
+
+def _is_name(_: Any, attribute: Any, value: str) -> None:
+    if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
+        message = (
+            f"{value[:_LONGEST_NAME]!r} is no name: use a-z, 0-9, - and ., beginning and ending "
+            "with a letter or digit"
+        )
+        raise ValueError(message, attribute)
+
+
+def _is_namespace(_: Any, attribute: Any, value: str | None) -> None:
+    if value is not None and not _NAMESPACE.fullmatch(value):
+        message = (
+            f"{value[:_LONGEST_NAME]!r} is no namespace: use a-z, 0-9 and -, at most 63 characters"
+        )
+        raise ValueError(message, attribute)
+
+
+def _is_kind(_: Any, attribute: Any, value: str) -> None:
+    if not _KIND.fullmatch(value):
+        message = f"{value[:_LONGEST_NAME]!r} is no kind: use letters and digits, as in Exec"
+        raise ValueError(message, attribute)
+
+
+@attrs.frozen
+class _Metadata:
+    name: str = attrs.field(validator=_is_name)
+    namespace: str | None = attrs.field(default=None, validator=_is_namespace)
+    labels: dict[str, str] = attrs.Factory(dict)
+    annotations: dict[str, str] = attrs.Factory(dict)
+
+
+@attrs.frozen
+class _Written:
+    kind: str = attrs.field(validator=_is_kind)
+    metadata: _Metadata
+    spec: dict[str, Any]
+    apiVersion: Literal["reconciled/v1"] = "reconciled/v1"  # noqa: N815 - the manifests' name
+
+
+@attrs.define(eq=False)
+class Parser:
+    """Parses files of manifests. Make one and keep it: it remembers how to read them.
+
+    *validate* is asked about each manifest that is good as such; one that it has problems
+    with is not returned.
+    """
+
+    _validate: Validate | None = None
+    _structurer: Structurer = attrs.Factory(Structurer)
+
+    def parse(self, data: bytes, file: str) -> tuple[list[Manifest], list[Problem]]:
+        """The good manifests of *data*, and what is wrong with the others.
+
+        *file* is for messages. Never raises for the content; blocks for a second at most.
+        """
+        if not data.strip():
+            message = "an empty file declares nothing: delete it, or write its manifests again"
+            return [], [Problem(Origin(file), message)]
+        documents, problems = read_documents(data, file)
+        manifests: list[Manifest] = []
+        for document in documents:
+            if document.data is None:
+                continue  # only comments between two ---
+            try:
+                manifests.append(self._manifest(document))
+            except Invalid as exc:
+                problems += exc.problems
+        unique, repeated = _without_repeated(manifests)
+        return unique, sorted(problems + repeated)
+
+    def _manifest(self, document: Document) -> Manifest:
+        positions = document.positions
+        if not isinstance(document.data, dict):
+            message = f"takes a mapping of kind, metadata and spec, got {described(document.data)}"
+            raise Invalid([positions.problem((), message)])
+        written = self._structurer.structure(_Written, document.data, positions)
+        if self._validate is not None:
+            problems = self._validate(written.kind, written.spec, positions, ("spec",))
+            if problems:
+                raise Invalid(problems)
+        metadata = written.metadata
+        # Thousands of manifests share few kinds and namespaces, and mostly have no labels.
+        return Manifest(
+            kind=sys.intern(written.kind),
+            name=metadata.name,
+            spec=written.spec,
+            origin=positions.value(),
+            fingerprint=fingerprint_of({"kind": written.kind, "spec": written.spec}),
+            namespace=sys.intern(metadata.namespace) if metadata.namespace else None,
+            labels=metadata.labels or NOTHING,
+            annotations=metadata.annotations or NOTHING,
+        )
+
+
+def _without_repeated(manifests: list[Manifest]) -> tuple[list[Manifest], list[Problem]]:
+    first: dict[tuple[str, str | None, str], Manifest] = {}
+    repeated = set()
+    problems = []
+    for manifest in manifests:
+        key = (manifest.kind, manifest.namespace, manifest.name)
+        if first.setdefault(key, manifest) is manifest:
+            continue
+        repeated.add(key)
+        message = (
+            f"{manifest.kind} {manifest.name} is declared twice, first at {first[key].origin}: "
+            "remove or rename one"
+        )
+        problems.append(Problem(manifest.origin, message))
+    unique = [m for m in manifests if (m.kind, m.namespace, m.name) not in repeated]
+    return unique, problems

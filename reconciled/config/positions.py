@@ -1,0 +1,73 @@
+"""Where each value of a document stands, so that every later message can name its place.
+
+1. A path is a tuple of mapping keys and sequence indices from the top of the document.
+2. A path that leads further than what was written answers with its deepest written part:
+   a missing key is reported at the mapping that lacks it.
+3. What came in by an alias or a merge key answers with the place where it was written.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from reconciled.core.problems import Problem
+from reconciled.core.resources import Origin
+
+Path = tuple[str | int, ...]
+
+
+@attrs.define(eq=False)
+class Place:
+    """The place of one value; with the places of its parts, where it has any."""
+
+    line: int
+    column: int
+    # By key or index: the place of the key (for a sequence, of the element), and the value's.
+    parts: dict[str | int, tuple[int, int, Place]] | None = None
+
+
+@attrs.frozen(eq=False)
+class Positions:
+    """The places of one document of *file*."""
+
+    file: str
+    top: Place
+
+    def value(self, path: Path = ()) -> Origin:
+        """Where the value at *path* begins."""
+        return self._find(path, key=False)
+
+    def key(self, path: Path) -> Origin:
+        """Where the key of the value at *path* stands."""
+        return self._find(path, key=True)
+
+    def problem(self, path: Path, message: str) -> Problem:
+        """A problem with the value at *path*, which the message names in front."""
+        return Problem(self.value(path), f"{dotted(path)}: {message}" if path else message)
+
+    def problem_at_key(self, path: Path, message: str) -> Problem:
+        """A problem with the key at *path* itself."""
+        return Problem(self.key(path), message)
+
+    def _find(self, path: Path, *, key: bool) -> Origin:
+        place = self.top
+        line, column = place.line, place.column
+        for step in path:
+            part = place.parts.get(step) if place.parts is not None else None
+            if part is None:
+                return Origin(self.file, place.line, place.column)
+            line, column, place = part
+        if not key:
+            line, column = place.line, place.column
+        return Origin(self.file, line, column)
+
+
+def dotted(path: Path) -> str:
+    """*path* as people write it: ``controllers.site.watch[0]``."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += f".{step}" if text else step
+    return text

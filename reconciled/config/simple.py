@@ -1,0 +1,124 @@
+"""How simple values are read: numbers, text, durations, choices; never coerced."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any, get_args
+
+from reconciled.config.faults import Hook, described, fault, unknown
+from reconciled.config.values import Seconds, Share, parse_share
+from reconciled.core.durations import parse_duration
+
+_LONGEST_INTEGER = 18  # digits that are certain to fit into 64 bits
+
+
+def _text(data: Any, _: Any) -> str:
+    if isinstance(data, str):
+        return data
+    if isinstance(data, bool | int | float):
+        shown = described(data).removeprefix("the number ")
+        raise fault(f'takes text, got {described(data)}: write "{shown}"')
+    raise fault(f"takes text, got {described(data)}")
+
+
+def _integer(data: Any, _: Any) -> int:
+    if isinstance(data, int) and not isinstance(data, bool):
+        return data
+    raise fault(f"takes a whole number, got {described(data)}{_unquote(data)}")
+
+
+def _float(data: Any, _: Any) -> float:
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    raise fault(f"takes a number, got {described(data)}{_unquote(data)}")
+
+
+def _unquote(data: Any) -> str:
+    if isinstance(data, str) and data.isdecimal() and len(data) <= _LONGEST_INTEGER:
+        return f": write {data} without quotes"
+    return ""
+
+
+def _boolean(data: Any, _: Any) -> bool:
+    if isinstance(data, bool):
+        return data
+    raise fault(f"takes true or false, got {described(data)}")
+
+
+def _seconds(data: Any, _: Any) -> float:
+    if isinstance(data, str):
+        return _parsed(parse_duration, data)
+    near = ""
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        near = f", or {data}s if seconds are meant"
+    raise fault(f"takes a duration with a unit, got {described(data)}: write 1m30s{near}")
+
+
+def _share(data: Any, _: Any) -> float:
+    if isinstance(data, str):
+        return _parsed(parse_share, data)
+    raise fault(f"takes a percentage, got {described(data)}: write it as in 50%")
+
+
+def _parsed(parse: Callable[[str], float], text: str) -> float:
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise fault(str(exc)) from exc
+
+
+def _path(data: Any, _: Any) -> FilePath:
+    if isinstance(data, str) and data:
+        return FilePath(data)
+    raise fault(f"takes a path, got {described(data)}")
+
+
+def _anything(data: Any, _: Any) -> Any:
+    return data
+
+
+def _nothing(data: Any, _: Any) -> None:
+    if data is not None:
+        raise fault(f"takes nothing, got {described(data)}")
+
+
+# Types that cattrs has coercing hooks of its own for.
+COERCED = (str, int, float, bool, FilePath)
+SIMPLE: dict[Any, Hook] = {
+    str: _text,
+    int: _integer,
+    float: _float,
+    bool: _boolean,
+    FilePath: _path,
+    Seconds: _seconds,
+    Share: _share,
+    Any: _anything,
+    object: _anything,
+    None: _anything,  # the type of a field without an annotation
+    types.NoneType: _nothing,
+}
+
+
+def literal_hook(kind: Any) -> Hook:
+    """The hook of a Literal: one of its values, of the same type."""
+    return _choice_hook({value: value for value in get_args(kind)})
+
+
+def enum_hook(kind: Any) -> Hook:
+    """The hook of an enumeration: the value of one of its members."""
+    return _choice_hook({member.value: member for member in kind})
+
+
+def _choice_hook(choices: dict[Any, Any]) -> Hook:
+    def hook(data: Any, _: Any) -> Any:
+        for value, choice in choices.items():
+            if type(value) is type(data) and value == data:
+                return choice
+        names = [str(value) for value in choices]
+        if isinstance(data, str):
+            raise fault(unknown("value", data, names))
+        raise fault(f"takes one of {', '.join(names)}, got {described(data)}")
+
+    return hook

@@ -1,0 +1,42 @@
+"""Reading files that decide what runs: whole, bounded, and only if nobody else can write them.
+
+Who can write the configuration or a plugin can run programs as the daemon. A symbolic link is
+judged by what it leads to, for mounted configuration consists of links.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from reconciled.config.text import MAX_BYTES
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def distrust(path: Path, status: os.stat_result) -> str | None:
+    """Why *path*, whose *status* is given, must not be used; None if it may be."""
+    if not status.st_mode & _OTHERS:
+        return None
+    who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+    return f"{path} can be written by {who}: chmod go-w {shlex.quote(str(path))}"
+
+
+def read_trusted(path: Path) -> bytes:
+    """The content of *path*, cut after MAX_BYTES + 1.
+
+    Raises ValueError where it is not to be trusted or is no regular file, and OSError.
+    """
+    # Without blocking: opening a FIFO that nobody writes would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        # Asked of the open file, so that it cannot be another one by then.
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is no regular file")
+        reason = distrust(path, status)
+        if reason is not None:
+            raise ValueError(reason)
+        return file.read(MAX_BYTES + 1)
