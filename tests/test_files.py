@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconciled import replacement
 from reconciled.files import (
     FileRefused,
     Removed,
@@ -122,7 +121,7 @@ async def test_an_owner_that_cannot_be_set_is_refused(
 
     file = tmp_path / "motd"
     file.write_text("old")
-    monkeypatch.setattr(replacement.os, "fchown", refuse)
+    monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(FileRefused, match="CAP_CHOWN"):
         await replace_file(str(file), "new", owner=4242)
     assert file.read_text() == "old"
@@ -134,7 +133,7 @@ async def test_what_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> No
     """A directory, a symlink, a FIFO and a file with further names are named and left alone."""
     target, other = tmp_path / "target", tmp_path / "other"
     other.write_text("other")
-    makers = {
+    makers: dict[str, Callable[[], object]] = {
         "directory": target.mkdir,
         "symlink": lambda: target.symlink_to("other"),
         "dangling": lambda: target.symlink_to("nowhere"),
@@ -357,7 +356,7 @@ async def test_an_error_of_the_device_leaves_the_old_file(
     file = tmp_path / "motd"
     file.write_text("old")
     with monkeypatch.context() as patch:
-        patch.setattr(replacement.os, call, fail)
+        patch.setattr(os, call, fail)
         with pytest.raises(OSError, match="old file is untouched") as caught:
             await replace_file(str(file), "new")
     assert caught.value.errno == number

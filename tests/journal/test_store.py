@@ -1,0 +1,395 @@
+"""The store: group commit, isolation of callers, the mirror, epochs and schemas."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from reconciled.core.resources import Fingerprint, Key, fingerprint_of
+from reconciled.journal import schema
+from reconciled.journal.schema import MIGRATIONS, StoreTooNew, StoreUnusable, open_store
+from reconciled.journal.store import Store, StoreClosed, WriteFailed
+
+KEY = Key("site/motd")
+SPEC = {"path": "/etc/motd", "content": "hé"}
+PRINT = fingerprint_of(SPEC)
+
+
+async def remember(store: Store, key: Key = KEY, *, complete: bool = True) -> None:
+    """Remember the same spec for *key*."""
+    await store.remember(key, "File", SPEC, PRINT, base="/etc/x", complete=complete)
+
+
+async def end(nursery: trio.Nursery) -> None:
+    """End the writer and wait for it."""
+    nursery.cancel_scope.cancel(reason="test")
+    await trio.lowlevel.checkpoint()
+
+
+async def test_what_is_remembered_survives_a_start(tmp_path: Path) -> None:
+    """The last spec of a key is there after a new open, whole and with its fingerprint."""
+    store = Store.open(tmp_path, now=lambda: 12.5)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await remember(store)
+        await remember(store, Key("site/ns/other"), complete=False)
+        await remember(store, Key("site2/motd"))
+        await end(nursery)
+    again = Store.open(tmp_path)
+    found = again.applied("site")
+    assert list(found) == [KEY, Key("site/ns/other")]
+    row = found[KEY]
+    assert (row.kind, row.spec, row.fingerprint, row.base, row.at, row.complete) == (
+        "File", SPEC, PRINT, "/etc/x", 12.5, True,
+    )  # fmt: skip
+    assert again.keys() == {KEY, Key("site/ns/other"), Key("site2/motd")}
+    again.close()
+
+
+async def test_a_begun_spec_hides_the_one_before(tmp_path: Path) -> None:
+    """While a spec is begun no fingerprint counts as done, so that going back to it acts."""
+    store = Store.open(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await remember(store)
+        assert (store.fingerprint(KEY), store.begun(KEY)) == (PRINT, None)
+        await remember(store, complete=False)
+        assert (store.fingerprint(KEY), store.begun(KEY)) == (None, PRINT)
+        await remember(store)
+        assert (store.fingerprint(KEY), store.begun(KEY)) == (PRINT, None)
+        await store.forget(KEY)
+        assert (store.fingerprint(KEY), store.begun(KEY)) == (None, None)
+        await end(nursery)
+    again = Store.open(tmp_path)
+    assert again.applied("site") == {}
+    again.close()
+
+
+async def test_many_callers_share_a_commit(tmp_path: Path) -> None:
+    """Writes that wait together are committed together."""
+    store = Store.open(tmp_path)
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as callers:
+            for number in range(200):
+                callers.start_soon(remember, store, Key(f"site/{number}"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert store.commits == 0
+            await nursery.start(store.run)
+        assert store.commits == 1
+        await remember(store)
+        assert store.commits == 2
+        await end(nursery)
+
+
+async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
+    """An error in one function undoes that part alone and is raised where it was awaited."""
+    store = Store.open(tmp_path)
+
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE meta SET value = 99 WHERE name = 'epoch'")
+        raise KeyError("mine")
+
+    async def failing() -> None:
+        with pytest.raises(KeyError, match="mine"):
+            await store.write(half)
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as callers:
+            callers.start_soon(remember, store, Key("site/a"))
+            callers.start_soon(failing)
+            callers.start_soon(remember, store, Key("site/b"))
+            await trio.testing.wait_all_tasks_blocked()
+            await nursery.start(store.run)
+        assert store.commits == 1
+        value = await store.write(
+            lambda c: c.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0]
+        )
+        assert value == store.epoch == 1
+        await end(nursery)
+    again = Store.open(tmp_path)
+    assert again.keys() == {Key("site/a"), Key("site/b")}
+    again.close()
+
+
+async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) -> None:
+    """What could not be committed is an error for every caller; mirror and writer are sound."""
+    store = Store.open(tmp_path)
+    failures = []
+
+    async def attempt(key: Key) -> None:
+        try:
+            await remember(store, key)
+        except WriteFailed as exc:
+            failures.append(str(exc))
+
+    def end_it(connection: sqlite3.Connection) -> None:
+        connection.execute("ROLLBACK")  # what SQLite does by itself on a full disk
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def full() -> None:
+        with pytest.raises(WriteFailed, match="disk is full"):
+            await store.write(end_it)
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as callers:
+            callers.start_soon(attempt, Key("site/a"))
+            callers.start_soon(full)
+            callers.start_soon(attempt, Key("site/b"))
+            await trio.testing.wait_all_tasks_blocked()
+            await nursery.start(store.run)
+        assert failures == ["the store could not be written: database or disk is full"] * 2
+        assert store.keys() == set()
+        assert store.commits == 0
+        await remember(store)
+        await end(nursery)
+    again = Store.open(tmp_path)
+    assert again.keys() == {KEY}
+    again.close()
+
+
+async def test_a_real_full_disk_fails_the_writes_that_do_not_fit(tmp_path: Path) -> None:
+    """SQLite's own "full" reaches the callers, and smaller writes go on afterwards."""
+    store = Store.open(tmp_path)
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count={pages + 8}")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        with pytest.raises((WriteFailed, sqlite3.OperationalError), match="full"):
+            await store.remember(
+                KEY, "File", {"content": "x" * 200_000}, PRINT, base="/", complete=True
+            )
+        assert store.keys() == set()
+        await remember(store)
+        assert store.fingerprint(KEY) == PRINT
+        await end(nursery)
+
+
+async def test_a_cancelled_caller_has_written_all_the_same(tmp_path: Path) -> None:
+    """A cancellation while waiting does not take the write back, on disk nor in the mirror."""
+    store = Store.open(tmp_path)
+    with trio.move_on_after(0):
+        await remember(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await remember(store, Key("site/later"))
+        assert store.fingerprint(KEY) == PRINT
+        await end(nursery)
+    again = Store.open(tmp_path)
+    assert KEY in again.applied("site")
+    again.close()
+
+
+async def test_the_writer_commits_what_waits_when_it_is_cancelled(tmp_path: Path) -> None:
+    """The writer's end loses nothing that was asked before it, and refuses what comes after."""
+    store = Store.open(tmp_path)
+    done = []
+
+    async def caller(number: int) -> None:
+        await remember(store, Key(f"site/{number}"))
+        done.append(number)
+
+    async with trio.open_nursery() as callers:
+        for number in range(1200):
+            callers.start_soon(caller, number)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            scope.cancel(reason="test")
+            await store.run()
+    assert len(done) == 1200
+    with pytest.raises(StoreClosed):
+        await remember(store)
+    again = Store.open(tmp_path)
+    assert len(again.keys()) == 1200
+    again.close()
+
+
+async def test_a_spec_beyond_json_fails_its_caller_only(tmp_path: Path) -> None:
+    """What JSON cannot express is the caller's TypeError, before anything is queued."""
+    store = Store.open(tmp_path)
+    with pytest.raises(TypeError):
+        await store.remember(KEY, "File", {"x": object()}, PRINT, base="/", complete=True)
+    assert store._waiting == []
+    store.close()
+
+
+async def test_source_identities_are_kept_and_repeated_ones_cost_nothing(tmp_path: Path) -> None:
+    """An identity survives a start; noting the same one again is no transaction."""
+    store = Store.open(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        assert store.source_identity("site", "directory /x") == ""
+        await store.set_source_identity("site", "directory /x", "1:2")
+        await store.set_source_identity("site", "directory /x", "1:2")
+        assert store.commits == 1
+        await store.set_source_identity("site", "directory /x", "1:3")
+        await end(nursery)
+    again = Store.open(tmp_path)
+    assert again.source_identity("site", "directory /x") == "1:3"
+    again.close()
+
+
+def test_the_epoch_rises_with_every_open(tmp_path: Path) -> None:
+    """Each start has a higher epoch than every one before, even one that ended at once."""
+    epochs = []
+    for _ in range(3):
+        store = Store.open(tmp_path)
+        epochs.append(store.epoch)
+        store.close()
+    assert epochs == [1, 2, 3]
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    """Specs may hold secrets: directory 0700, every file 0600, whatever the umask is."""
+    old = os.umask(0)
+    try:
+        store = Store.open(tmp_path)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "store").iterdir()}
+    assert modes == {0o600}
+    store.close()
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_newer_schema_is_refused_untouched(tmp_path: Path, *, pending: bool) -> None:
+    """A store of a newer program is left byte for byte, also where its version is in the log."""
+    Store.open(tmp_path).close()
+    file = tmp_path / "store" / schema.FILE
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA user_version=7")
+    kept = {}
+    if pending:  # as a kill leaves it: the log is not written back
+        kept = {each.name: each.read_bytes() for each in file.parent.iterdir()}
+        kept.pop(f"{schema.FILE}-shm")
+        assert kept[f"{schema.FILE}-wal"]
+    connection.close()
+    for name, content in kept.items():
+        (file.parent / name).write_bytes(content)
+    before = {each.name: each.read_bytes() for each in file.parent.iterdir()}
+    with pytest.raises(StoreTooNew, match=r"schema 7, and this program knows up to 1"):
+        Store.open(tmp_path)
+    after = {each.name: each.read_bytes() for each in file.parent.iterdir()}
+    after.pop(f"{schema.FILE}-shm", None)  # the reader's index, no part of the store
+    assert after == before
+
+
+def test_what_is_no_database_is_named(tmp_path: Path) -> None:
+    """A store that SQLite does not know is one error with its path and a remedy."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / schema.FILE).write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreUnusable, match="move it away"):
+        Store.open(tmp_path)
+
+
+def test_a_migration_keeps_the_rows_and_a_copy(tmp_path: Path) -> None:
+    """The next version starts from the rows of this one; a copy from before lies beside it."""
+    store = Store.open(tmp_path)
+    store._connection.execute(
+        "INSERT INTO applied VALUES ('site/a', 'File', '{}', 'f', '/', 1.0, 1)"
+    )
+    store.close()
+
+    def version_2(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE next (id TEXT)")
+
+    connection = open_store(tmp_path / "store", (*MIGRATIONS, version_2))
+    assert connection.execute("SELECT key FROM applied").fetchall() == [("site/a",)]
+    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    connection.close()
+    copy = sqlite3.connect(tmp_path / "store" / "before-2.sqlite")
+    assert copy.execute("SELECT key FROM applied").fetchall() == [("site/a",)]
+    assert copy.execute("PRAGMA user_version").fetchone() == (1,)
+    copy.close()
+
+
+def test_a_failed_migration_leaves_the_version_before(tmp_path: Path) -> None:
+    """A migration is whole or not there."""
+    Store.open(tmp_path).close()
+
+    def broken(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE half (id TEXT)")
+        raise sqlite3.OperationalError("broken")
+
+    with pytest.raises(StoreUnusable, match="broken"):
+        open_store(tmp_path / "store", (*MIGRATIONS, broken))
+    store = Store.open(tmp_path)
+    assert store._connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert store._connection.execute(
+        "SELECT count(*) FROM sqlite_master WHERE name = 'half'"
+    ).fetchone() == (0,)
+    store.close()
+
+
+def test_a_second_opener_is_shut_out(tmp_path: Path) -> None:
+    """Nobody else reads or writes the open store, whatever became of the state lock."""
+    store = Store.open(tmp_path)
+    other = sqlite3.connect(tmp_path / "store" / schema.FILE, timeout=0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("SELECT count(*) FROM applied")
+    other.close()
+    store.close()
+
+
+def test_a_hundred_thousand_keys(tmp_path: Path) -> None:
+    """They are read within a start's patience, and the mirror takes at most 300 bytes a key."""
+    import tracemalloc
+
+    store = Store.open(tmp_path)
+    connection = store._connection
+    connection.execute("BEGIN")
+    connection.executemany(
+        "INSERT INTO applied VALUES (?, 'File', ?, ?, '/etc/x', 1.0, 1)",
+        ((f"site/resource-{n:06}", '{"path": "/etc/x"}', f"{n:032x}") for n in range(100_000)),
+    )
+    connection.execute("COMMIT")
+    store.close()
+    begun = time.process_time()
+    store = Store.open(tmp_path)
+    assert len(store.applied("site")) == 100_000
+    assert time.process_time() - begun < 2.0  # measured: 0.5; the machine may be shared
+    store.close()
+    del store
+    tracemalloc.start()
+    store = Store.open(tmp_path)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert store.fingerprint(Key("site/resource-000001")) == Fingerprint(f"{1:032x}")
+    assert used / 100_000 < 300
+    store.close()
+
+
+CHILD = """
+import os, signal, sys, trio
+from pathlib import Path
+from reconciled.journal.store import Store
+async def main():
+    store = Store.open(Path(sys.argv[1]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for number in range(20):
+            await store.remember(f"site/{number}", "File", {}, "f", base="/", complete=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+trio.run(main)
+"""
+
+
+@pytest.mark.processes
+def test_what_returned_survives_a_kill(tmp_path: Path) -> None:
+    """A write that returned is there after SIGKILL, and the store opens again by itself."""
+    ended = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=False)
+    assert ended.returncode == -9
+    store = Store.open(tmp_path)
+    assert store.keys() == {Key(f"site/{number}") for number in range(20)}
+    assert store.epoch == 2
+    store.close()
