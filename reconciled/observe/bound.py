@@ -1,0 +1,83 @@
+"""The logger that code holds: a structlog logger whose level can change while it is held.
+
+structlog bakes the level into the class of a logger, which makes a call below the level as cheap
+as an empty method, and deaf to a later change. Here each configuration has a class of its own,
+and a change replaces methods of that class: it reaches every logger that was ever bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class BoundLog(structlog.BoundLoggerBase):
+    """``log.info("event.name", field=1)``; ``bind(key=…)`` gives one with more fields.
+
+    The event is a fixed dotted name: nothing is interpolated into it, and positional arguments
+    become the field ``args``. No call raises. time, level and event are no names for fields.
+    """
+
+    def debug(self, event: str, /, *args: Any, **fields: Any) -> None:
+        """For who develops: each decision."""
+        self._say("debug", event, args, fields)
+
+    def info(self, event: str, /, *args: Any, **fields: Any) -> None:
+        """Something was done, or a state has changed."""
+        self._say("info", event, args, fields)
+
+    def warning(self, event: str, /, *args: Any, **fields: Any) -> None:
+        """Somebody should look at it some day."""
+        self._say("warning", event, args, fields)
+
+    def error(self, event: str, /, *args: Any, **fields: Any) -> None:
+        """Something is not as declared, and will not become so by itself."""
+        self._say("error", event, args, fields)
+
+    def critical(self, event: str, /, *args: Any, **fields: Any) -> None:
+        """The daemon itself is at fault."""
+        self._say("critical", event, args, fields)
+
+    def exception(self, event: str, /, *args: Any, **fields: Any) -> None:
+        """error() with the traceback of the exception that is being handled."""
+        self.error(event, *args, **{"exc_info": True, **fields})
+
+    def _say(self, level: str, event: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        if args:
+            fields = {"args": args, **fields}
+        # Not as keyword arguments: those of the parent's method would collide with fields.
+        try:
+            line, _ = self._process_event(level, event, fields)
+        except structlog.DropEvent:
+            return
+        except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+            self._logger.lost(level, event, exc)
+            return
+        self._logger.line(*line)
+
+
+def _silent(_self: BoundLog, _event: str, /, *_args: Any, **_fields: Any) -> None:
+    return None
+
+
+def bound_log_class() -> type[BoundLog]:
+    """A class of loggers whose level is theirs alone."""
+    return type("BoundLog", (BoundLog,), {})
+
+
+def set_level(loggers: type[BoundLog], level: str) -> None:
+    """Silence the methods of *loggers* below *level*, and give back the others.
+
+    Raises ValueError for a level that is none of LEVELS.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"{level!r} is no log level: write one of {', '.join(LEVELS)}")
+    threshold = LEVELS.index(level)
+    for position, name in enumerate(LEVELS):
+        if position < threshold:
+            setattr(loggers, name, _silent)
+        elif name in vars(loggers):
+            delattr(loggers, name)

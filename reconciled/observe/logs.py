@@ -1,0 +1,319 @@
+"""The daemon's log: from a call with fields to one line on standard error.
+
+``configure()`` makes one Logs object, which is handed on; there is no global logger of ours.
+
+1. No log call raises or waits, whatever it is given and whoever reads.
+2. Equal lines are folded (see core.folding): a fault and its recovery are told, not a flood.
+3. No secret is written (see redaction).
+4. A traceback is shown for internal faults (``exc_info``) and at level debug; elsewhere an
+   exception is its type and message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from reconciled.core.folding import FAULTS, Folder, Line, Recovery, Summary, Suppress
+from reconciled.observe import foreign
+from reconciled.observe.bound import LEVELS, BoundLog, bound_log_class, set_level
+from reconciled.observe.descriptor import open_descriptor
+from reconciled.observe.lines import Renderer, Stamp, colour_line, json_line, text_line
+from reconciled.observe.redaction import REDACTED, Redactor, names_secret
+from reconciled.observe.sink import Sink
+from reconciled.observe.values import message_of, plain, traceback_of
+
+# Events whose equal lines each say something: never folded.
+UNFOLDED = ("tasks.", "stop.", "log.dropped", "fault.recovered")
+# Differ between lines that say the same; so does every duration, by its name's ending.
+_VOLATILE = frozenset({"event", "run", "cause", "causes", "attempt", "exc_info"})
+_DURATION = "_s"
+_REASON = ("reason", "error")
+_SUMMARY_EVERY = 1.0  # seconds between looks for summaries that are due
+_LONGEST_SUBJECT = 128
+
+
+@attrs.define(eq=False)
+class Logs:
+    """The log of one process. Made by configure(), ended by close(); any thread may log."""
+
+    sink: Sink
+    redactor: Redactor
+    _render: Renderer
+    _wall: Callable[[], float]
+    _clock: Callable[[], float]
+    _stamp: Stamp
+    _loggers: type[BoundLog] = attrs.field(factory=bound_log_class, init=False)
+    _folder: Folder = attrs.field(factory=Folder, init=False)
+    # Re-entrant, as a finalizer may log in the midst of it; _folding tells, and then nothing folds.
+    _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
+    _folding: bool = attrs.field(default=False, init=False)
+    _level: str = attrs.field(default="info", init=False)
+    _adoption: foreign.Adoption | None = attrs.field(default=None, init=False)
+    log: BoundLog = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.log = structlog.wrap_logger(
+            _Output(self), self._processors(), self._loggers, dict, cache_logger_on_first_use=False
+        ).bind()
+
+    def __repr__(self) -> str:
+        return f"<Logs level={self._level} {self.sink!r} {self._folder!r}>"
+
+    @property
+    def level(self) -> str:
+        """Lines below it are not written."""
+        return self._level
+
+    def set_level(self, level: str) -> None:
+        """From now on, for every logger that was ever bound. Raises ValueError for no level."""
+        set_level(self._loggers, level)
+        self._level = level
+        if self._adoption is not None:
+            self._adoption.follow(level)
+
+    def adopt(self) -> None:
+        """Take over the lines of the logging module, of warnings, and of structlog.get_logger().
+
+        Changes global state of these modules, once; close() changes it back.
+        """
+        if self._adoption is not None:
+            return
+        self._adoption = foreign.adopt(self.log, self._level)
+        structlog.configure(
+            processors=self._processors(),
+            wrapper_class=self._loggers,
+            context_class=dict,
+            logger_factory=lambda *_names: _Output(self),
+            cache_logger_on_first_use=False,
+        )
+
+    def recovered(self, key: str) -> None:
+        """*key* is as desired: say so if a fault of it was told. Cheap when there was none."""
+        now = self._clock()
+        with self._exclusive():
+            ended = self._folder.recovered(key, now)
+        for recovery in ended:
+            self._tell_recovery(recovery, now)
+
+    def forget(self, key: str) -> None:
+        """*key* has gone: drop what is remembered about it."""
+        with self._exclusive():
+            self._folder.forget(key)
+
+    async def serve(self) -> None:
+        """The log's two tasks, for a nursery that outlives all work. Runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.sink.flush_forever, name="log flusher")
+            nursery.start_soon(self._summarise_forever, name="log summaries")
+
+    def last_words(self, level: str, event: str, **fields: Any) -> bool:
+        """Write a line, unfolded, from a thread that may not rely on the others.
+
+        False: another thread hangs while it holds the sink, and the line was lost.
+        """
+        shown = self._explain(None, level, {"event": event, **fields})
+        line = self._finish(None, level, self._plain(None, level, shown))
+        return self.sink.write_from_thread(line)
+
+    def close(self, timeout: float = 0.2) -> None:
+        """Write everything that is left, for *timeout* seconds at most. Any thread."""
+        if self._adoption is not None:
+            self._adoption.release()
+            self._adoption = None
+            structlog.reset_defaults()
+        now = self._clock()
+        with self._exclusive(timeout) as held:
+            summaries = self._folder.flush_all(now) if held else []
+        for summary in summaries:
+            self.sink.write_from_thread(self._summary_line(summary, now))
+        self.sink.close(timeout)
+
+    def line(self, level: str, event: str, fields: Mapping[str, Any]) -> str:
+        """The rendered line of an event whose fields are plain data already."""
+        return self._render(self._stamp.of(self._wall()), level, event, fields)
+
+    @contextlib.contextmanager
+    def _exclusive(self, patience: float = -1) -> Iterator[bool]:
+        """The folder for us alone; False where we interrupted its holder, or it hangs."""
+        if not self._lock.acquire(timeout=patience):
+            yield False
+            return
+        outermost, self._folding = not self._folding, True
+        try:
+            yield outermost
+        finally:
+            self._folding = not outermost
+            self._lock.release()
+
+    def _processors(self) -> list[Any]:
+        return [self._explain, self._plain, self._fold, self._finish]
+
+    def _explain(self, _logger: Any, _level: str, fields: dict[str, Any]) -> dict[str, Any]:
+        given = fields.pop("exc_info", None)
+        error = fields.get("error")
+        if given is True:
+            given = sys.exc_info()[1]
+        elif isinstance(given, tuple):
+            given = given[1]
+        elif isinstance(error, BaseException) and self._level == LEVELS[0]:
+            given = error
+        if isinstance(given, BaseException):
+            fields.setdefault("error", given)
+            error = fields["error"]
+            fields["exc_info"] = given
+        if isinstance(error, BaseException):
+            fields["error_type"] = type(error).__name__
+            fields["error"] = message_of(error)
+        return fields
+
+    def _plain(self, _logger: Any, _level: str, fields: dict[str, Any]) -> dict[str, Any]:
+        for name, value in fields.items():
+            if name == "exc_info":
+                continue
+            fields[name] = REDACTED if names_secret(name) else plain(value, self.redactor)
+        return fields
+
+    def _fold(self, _logger: Any, level: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if level == LEVELS[0] or fields["event"].startswith(UNFOLDED):
+            return fields
+        line = _folding_line(level, fields)
+        now = self._clock()
+        with self._exclusive() as held:
+            if not held:
+                return fields
+            verdict = self._folder.admit(line, now)
+        if isinstance(verdict, Suppress):
+            raise structlog.DropEvent
+        if verdict.before is not None:
+            self.sink.write(self._summary_line(verdict.before, now))
+        if verdict.repeated:
+            fields["repeated"] = verdict.repeated
+            fields["since"] = self._moment(verdict.since, now)
+        if verdict.changes:
+            fields["changes"] = verdict.changes
+        return fields
+
+    def _finish(self, _logger: Any, level: str, fields: dict[str, Any]) -> str:
+        error = fields.pop("exc_info", None)
+        if error is not None:
+            fields["traceback"] = traceback_of(error, self.redactor)
+        return self.line(level, fields.pop("event"), fields)
+
+    async def _summarise_forever(self) -> None:
+        while True:
+            await trio.sleep(_SUMMARY_EVERY)
+            now = self._clock()
+            with self._exclusive():
+                summaries = self._folder.flush_due(now)
+            for summary in summaries:
+                self.sink.write(self._summary_line(summary, now))
+
+    def _summary_line(self, summary: Summary, now: float) -> str:
+        fields = dict(summary.line.fields)
+        fields["repeated"] = summary.repeated
+        fields["since"] = self._moment(summary.since, now)
+        if summary.changes:
+            fields["changes"] = summary.changes
+        if summary.ended:
+            fields["recovered"] = True
+        return self.line(summary.line.level, summary.line.event, fields)
+
+    def _tell_recovery(self, recovery: Recovery, now: float) -> None:
+        fields: dict[str, Any] = {
+            "fault": recovery.line.event,
+            "since": self._moment(recovery.since, now),
+        }
+        if recovery.repeated:
+            fields["repeated"] = recovery.repeated
+        self.log.info("fault.recovered", **{**recovery.line.fields, **fields})
+
+    def _moment(self, then: float, now: float) -> str:
+        return self._stamp.of(self._wall() - (now - then))
+
+
+@attrs.define(eq=False)
+class _Output:
+    """What structlog calls the wrapped logger: takes finished lines."""
+
+    _logs: Logs
+
+    def line(self, line: str) -> None:
+        self._logs.sink.write(line)
+
+    def lost(self, level: str, event: str, error: Exception) -> None:
+        fields = {"failed": repr(event)[:100], "error_type": type(error).__name__}
+        self._logs.sink.write(self._logs.line(level, "log.failed", fields))
+
+
+def _folding_line(level: str, fields: Mapping[str, Any]) -> Line:
+    stable = {
+        name: value
+        for name, value in fields.items()
+        if name not in _VOLATILE and not name.endswith(_DURATION)
+    }
+    key = fields.get("key")
+    if not isinstance(key, str):
+        key = None
+    if level not in FAULTS:
+        return Line(fields["event"], level, _subject(stable), key=key, fields=stable)
+    reason = next((str(fields[name]) for name in _REASON if fields.get(name)), "")
+    if key is not None:
+        # One fault of a key at a time: whatever else differs is a change of it.
+        subject, reason = "", reason or _subject(stable)
+    else:
+        subject = _subject({k: v for k, v in stable.items() if k not in (*_REASON, "error_type")})
+    return Line(fields["event"], level, subject, reason, key, stable)
+
+
+def _subject(fields: Mapping[str, Any]) -> str:
+    text = repr(sorted(fields.items()))
+    if len(text) <= _LONGEST_SUBJECT:
+        return text
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def configure(  # noqa: PLR0913 - the one place where the outside is handed in
+    style: str = "auto",
+    level: str = "info",
+    *,
+    descriptor: int = 2,
+    environment: Mapping[str, str],
+    wall: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.monotonic,
+) -> Logs:
+    """The log on *descriptor*, in *style* (auto, text, json or journal) from *level* on.
+
+    auto is text on a terminal and JSON elsewhere. *environment*: NO_COLOR and TERM are looked
+    at. *clock* times the folding and must be monotonic; *wall* stamps lines.
+    """
+    stamp = Stamp()
+    opened = open_descriptor(descriptor)
+    render = _renderer(style, environment, terminal=opened.terminal)
+
+    def announce(count: int) -> str:
+        return render(stamp.of(wall()), "warning", "log.dropped", {"count": count})
+
+    logs = Logs(Sink(opened, announce), Redactor(), render, wall, clock, stamp)
+    logs.set_level(level)
+    if style == "journal":
+        logs.log.warning("log.journal_missing", hint="lines are JSON on standard error instead")
+    return logs
+
+
+def _renderer(style: str, environment: Mapping[str, str], *, terminal: bool) -> Renderer:
+    if style not in ("auto", "text", "json", "journal"):
+        raise ValueError(f"{style!r} is no log format: write auto, text, json or journal")
+    if style in ("json", "journal") or (style == "auto" and not terminal):
+        return json_line
+    plain_text = environment.get("NO_COLOR") or environment.get("TERM") == "dumb"
+    return colour_line if terminal and not plain_text else text_line

@@ -1,0 +1,284 @@
+"""Where log lines go: in order, through a bounded buffer, never waiting for the reader.
+
+1. A line is handed to the kernel by the very call that logs it while the reader keeps up: what
+   was logged before a crash is out.
+2. Lines leave in the order in which they came; a line is never torn by another one of ours.
+3. A reader that stalls costs memory up to a limit and then lines, which are counted. Once it
+   reads again, one line says how many are missing, at the place where they are missing.
+4. accepted = written + waiting + dropped, at any time.
+5. No method raises because of the reader or the disk.
+
+Any thread may write. The lock is held for short sections without waiting in them, so that even
+the thread that ends a hung process gets through. Its holder may be interrupted by code that logs
+too (a finalizer, a signal handler): it is re-entrant, and such a line goes out after the one
+that it interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import attrs
+import trio
+
+from reconciled.observe.descriptor import Descriptor
+
+MAX_BYTES = 1 << 20
+MAX_LINES = 8192
+_BATCH = 64  # lines a write() takes from the buffer
+_AGAIN = 0.05  # seconds between tries where waiting for the descriptor is no help
+# How long a thread waits for the lock: far longer than any holder needs, unless it is hung.
+_PATIENCE = 0.2
+
+
+@attrs.frozen
+class SinkStatistics:
+    """Lines since the start; the sink's own announcements are not counted."""
+
+    written: int
+    waiting: int
+    dropped: int
+
+
+@attrs.define(eq=False)
+class Sink:
+    """Takes whole lines, each ending in a newline."""
+
+    _descriptor: Descriptor
+    # Makes the line that says how many are missing.
+    _announce: Callable[[int], str]
+    max_bytes: int = MAX_BYTES
+    max_lines: int = MAX_LINES
+    # Waiting lines, and for an announcement how many it says are missing; of the first one
+    # _offset bytes are out.
+    _waiting: deque[tuple[bytes, int]] = attrs.field(factory=deque, init=False)
+    _bytes: int = attrs.field(default=0, init=False)
+    _offset: int = attrs.field(default=0, init=False)
+    _accepted: int = attrs.field(default=0, init=False)
+    _written: int = attrs.field(default=0, init=False)
+    _dropped: int = attrs.field(default=0, init=False)
+    # Dropped and not yet announced. While it is not 0 lines go on being dropped until half the
+    # buffer is free: otherwise a slow reader would get an announcement for each line.
+    _unannounced: int = attrs.field(default=0, init=False)
+    # The last thing that went out was a part of a line whose rest was dropped.
+    _torn: bool = attrs.field(default=False, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+    _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
+    # The lock is held, so that whoever gets it now has interrupted its own thread.
+    _inside: bool = attrs.field(default=False, init=False)
+    _interrupting: deque[str] = attrs.field(factory=deque, init=False)
+    # Wakes flush_forever() from any thread; None while it does not run.
+    _wake: Callable[[], None] | None = attrs.field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return f"<Sink written={now.written} waiting={now.waiting} dropped={now.dropped}>"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether a person reads it."""
+        return self._descriptor.terminal
+
+    def statistics(self) -> SinkStatistics:
+        """What became of the lines so far."""
+        waiting = self._accepted - self._written - self._dropped
+        return SinkStatistics(self._written, waiting, self._dropped)
+
+    def write(self, line: str) -> None:
+        """Write *line* now, or keep it for flush_forever(), or drop and count it."""
+        with self._lock:
+            self._write_or_queue(line)
+
+    def write_from_thread(self, line: str) -> bool:
+        """As write(), for a thread that may not rely on the others: gives up after 0.2 s.
+
+        False: the lock's holder hangs, and the line was lost.
+        """
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return False
+        try:
+            self._write_or_queue(line)
+        finally:
+            self._lock.release()
+        return True
+
+    async def flush_forever(self) -> None:
+        """Write what waits, whenever the reader is ready. Runs until cancelled, loses nothing."""
+        waiting = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def wake() -> None:
+            # After the run there is nobody to wake: close() writes the rest.
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(waiting.set)
+
+        self._wake = wake
+        try:
+            while True:
+                if self._waiting:
+                    await self._until_writable()
+                    with self._locked(_PATIENCE) as held:
+                        progress = held and self._flush()
+                    if self._waiting and not progress:
+                        await trio.sleep(_AGAIN)
+                else:
+                    await waiting.wait()
+                    waiting = trio.Event()
+        finally:
+            self._wake = None
+
+    def close(self, timeout: float) -> None:
+        """Write what waits, for *timeout* seconds at most, and drop the rest. Any thread.
+
+        Afterwards lines are only counted. End flush_forever() first, unless the process ends.
+        """
+        until = time.monotonic() + timeout
+        with self._locked(timeout) as held:
+            if not held or self._closed:
+                return
+            self._flush()
+            while self._waiting and (left := until - time.monotonic()) > 0:
+                if not self._poll(left):
+                    break
+                self._flush()
+            self._give_up()
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._descriptor.close()
+
+    def _write_or_queue(self, line: str) -> None:
+        if self._inside:
+            self._interrupting.append(line)
+            return
+        self._inside = True
+        try:
+            self._write(line)
+            while self._interrupting:
+                self._write(self._interrupting.popleft())
+        finally:
+            self._inside = False
+
+    def _write(self, line: str) -> None:
+        # "\udcff" in a name that was no UTF-8: readable, and the right escape within JSON.
+        data = line.encode("utf-8", "backslashreplace")
+        self._accepted += 1
+        if self._closed or (self._unannounced and not self._announced()):
+            self._drop(1)
+            return
+        if self._waiting:
+            self._keep(data)
+            return
+        try:
+            count = self._descriptor.write(data)
+        except OSError:
+            self._drop(1)
+            return
+        if count == len(data):
+            self._written += 1
+            return
+        self._append(data)
+        self._offset = count
+        if count:
+            self._flush()
+        if self._waiting and self._wake is not None:
+            self._wake()
+
+    def _keep(self, data: bytes) -> None:
+        if self._bytes + len(data) > self.max_bytes or len(self._waiting) >= self.max_lines:
+            self._drop(1)
+            return
+        self._append(data)
+        if self._wake is None:  # nobody else will try: the loop does not run yet
+            self._flush()
+
+    def _append(self, data: bytes, missing: int = 0) -> None:
+        self._waiting.append((data, missing))
+        self._bytes += len(data)
+
+    def _drop(self, count: int) -> None:
+        self._dropped += count
+        self._unannounced += count
+
+    def _announced(self) -> bool:
+        """Put the announcement of what is missing behind what waits, if there is room."""
+        if self._bytes * 2 > self.max_bytes or len(self._waiting) * 2 > self.max_lines:
+            return False
+        line = self._announce(self._unannounced)
+        if self._torn:
+            line = "\n" + line
+        missing, self._unannounced = self._unannounced, 0
+        self._append(line.encode("utf-8", "backslashreplace"), missing)
+        self._flush()
+        return self._unannounced == 0
+
+    def _flush(self) -> bool:
+        """Write what goes out without waiting; whether anything did."""
+        progress = False
+        while self._waiting:
+            batch = b"".join(data for data, _ in islice(self._waiting, _BATCH))
+            try:
+                count = self._descriptor.write(batch[self._offset :])
+            except OSError:
+                self._give_up()
+                return True
+            if count == 0:
+                return progress
+            progress = True
+            self._advance(count)
+        if self._unannounced and not self._closed:
+            self._announced()
+        return progress
+
+    def _advance(self, count: int) -> None:
+        self._offset += count
+        self._torn = False  # it comes first after a tear, and begins with a newline
+        while self._waiting and self._offset >= len(self._waiting[0][0]):
+            data, missing = self._waiting.popleft()
+            self._offset -= len(data)
+            self._bytes -= len(data)
+            self._written += missing == 0
+
+    def _give_up(self) -> None:
+        """Nobody reads: drop what waits, so that a reader who comes later starts with a line."""
+        self._torn = self._torn or self._offset > 0
+        self._drop(sum(missing == 0 for _, missing in self._waiting))
+        self._unannounced += sum(missing for _, missing in self._waiting)
+        self._waiting.clear()
+        self._bytes = self._offset = 0
+
+    async def _until_writable(self) -> None:
+        try:
+            await trio.lowlevel.wait_writable(self._descriptor.number)
+        except (OSError, ValueError):
+            # Not a file that can be waited for, or waited for already by somebody else.
+            await trio.sleep(_AGAIN)
+
+    def _poll(self, timeout: float) -> bool:
+        poller = select.poll()
+        poller.register(self._descriptor.number, select.POLLOUT)
+        return bool(poller.poll(timeout * 1000))
+
+    @contextlib.contextmanager
+    def _locked(self, patience: float) -> Iterator[bool]:
+        if not self._lock.acquire(timeout=patience):
+            yield False
+            return
+        try:
+            if self._inside:
+                yield False
+                return
+            self._inside = True
+            try:
+                yield True
+                while self._interrupting:
+                    self._write(self._interrupting.popleft())
+            finally:
+                self._inside = False
+        finally:
+            self._lock.release()

@@ -1,0 +1,260 @@
+"""The report of a stop: what outlived the signal, for how long, and what became of it.
+
+1. Everything here is plain and synchronous: the thread that ends a hung process writes it too.
+2. ``last-stop.json`` has stable keys and a version; ``last-stop.txt`` fits on one screen.
+3. Each file is replaced whole: a crash in the midst leaves the report of the stop before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from reconciled.core.stages import Stage
+from reconciled.observe.lines import escaped
+
+VERSION = 1
+JSON_NAME = "last-stop.json"
+TEXT_NAME = "last-stop.txt"
+_SHOWN = 8  # of each list: what does not fit on a screen is in the JSON
+_FRAMES = 3  # of a task that never came back; of the others the innermost one
+
+
+class Fate(enum.Enum):
+    """What became of a task or a child; the worst first."""
+
+    LEFT_BEHIND = "left behind"  # did not end, whatever was tried
+    CUT = "cut"  # a critical operation, ended at its deadline
+    KILLED = "killed"  # a child, by SIGKILL
+    CANCELLED = "cancelled"  # ordinary work, interrupted
+    FINISHED = "finished"  # by itself, in its time
+
+
+_WORST_FIRST = {fate: position for position, fate in enumerate(Fate)}
+
+
+@attrs.frozen
+class Straggler:
+    """A task that was still running when a stage began to wait for it.
+
+    stage      the stage in which it ended, or was given up
+    age_s      seconds from the signal until then
+    budget_s   what its critical operation was allowed from its entry; None: it was in none
+    where      where it last stood, innermost frame first
+    """
+
+    name: str
+    stage: Stage
+    age_s: float
+    fate: Fate
+    key: str = ""
+    operation: str = ""
+    budget_s: float | None = None
+    where: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class ChildLeft:
+    """A program that was still running when the daemon wanted to leave."""
+
+    pid: int
+    argv0: str
+    fate: Fate
+    key: str = ""
+
+
+@attrs.frozen
+class StopReport:
+    """One stop, from the signal to the end. Times in seconds from *began*."""
+
+    reason: str
+    began: str  # RFC 3339
+    duration_s: float
+    exit_code: int
+    signal: str = ""  # SIGTERM; empty: no signal began it
+    stages: tuple[tuple[Stage, float], ...] = ()
+    critical_finished: int = 0
+    stragglers: tuple[Straggler, ...] = ()
+    interrupted: tuple[str, ...] = ()  # keys whose run was cancelled or cut
+    not_served: int = 0  # keys that waited for a run
+    children: tuple[ChildLeft, ...] = ()
+    stacks: tuple[str, ...] = ()  # lines of the dump of a process that hung
+    log_lines_dropped: int = 0
+
+    def as_data(self) -> dict[str, Any]:
+        """What ``last-stop.json`` holds. Keys are only ever added within one version."""
+        return {
+            "version": VERSION,
+            "reason": self.reason,
+            "signal": self.signal or None,
+            "began": self.began,
+            "duration_s": round(self.duration_s, 3),
+            "exit_code": self.exit_code,
+            "stages": [{"stage": s.name.lower(), "at_s": round(at, 3)} for s, at in self.stages],
+            "critical_finished": self.critical_finished,
+            "stragglers": [_straggler_data(straggler) for straggler in self.stragglers],
+            "interrupted": list(self.interrupted),
+            "not_served": self.not_served,
+            "children": [
+                {"pid": c.pid, "argv0": c.argv0, "key": c.key or None, "fate": c.fate.value}
+                for c in self.children
+            ],
+            "stacks": list(self.stacks),
+            "log_lines_dropped": self.log_lines_dropped,
+        }
+
+    def as_json(self) -> str:
+        """as_data() as text."""
+        return json.dumps(self.as_data(), indent=2) + "\n"
+
+    def as_text(self) -> str:
+        """The report for a person, one screen long."""
+        parts = [
+            _headline(self),
+            _stragglers_text(self.stragglers),
+            _children_text(self.children),
+            _keys_text(self),
+            _advice(self),
+        ]
+        return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def write(report: StopReport, state: Path) -> str:
+    """Replace both files in *state*; what went wrong, or an empty string. Never raises.
+
+    Blocks for two syncs of the file system. Any thread.
+    """
+    problems = []
+    for name, render in ((JSON_NAME, report.as_json), (TEXT_NAME, report.as_text)):
+        try:
+            _replace(state / name, render().encode("utf-8", "backslashreplace"))
+        except Exception as exc:  # noqa: BLE001 - the end of a process must not fail for its report
+            problems.append(f"cannot write {state / name}: {exc}")
+    return "; ".join(problems)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # The loop and the last resort may both write: each has a file of its own until the rename.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - own flags
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _straggler_data(straggler: Straggler) -> dict[str, Any]:
+    budget = straggler.budget_s
+    return {
+        "name": straggler.name,
+        "key": straggler.key or None,
+        "operation": straggler.operation or None,
+        "stage": straggler.stage.name.lower(),
+        "age_s": round(straggler.age_s, 3),
+        "budget_s": None if budget is None else round(budget, 3),
+        "fate": straggler.fate.value,
+        "where": list(straggler.where),
+    }
+
+
+def _headline(report: StopReport) -> list[str]:
+    verdict = {
+        0: "clean",
+        1: "NOT CLEAN: a fault of the daemon itself",
+        3: "NOT CLEAN: something was cut, not recorded, or left behind",
+        70: "HUNG: the event loop did not turn any more, the last resort ended the process",
+    }.get(report.exit_code, "NOT CLEAN")
+    by = f"{report.signal}, {report.reason}" if report.signal else report.reason
+    stages = ", ".join(f"{stage.name} at {at:.1f} s" for stage, at in report.stages)
+    return [
+        f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {verdict}",
+        f"began   {report.began} by {escaped(by)}",
+        f"stages  {stages or 'none was reached'}",
+    ]
+
+
+def _stragglers_text(stragglers: tuple[Straggler, ...]) -> list[str]:
+    if not stragglers:
+        return []
+    ordered = sorted(stragglers, key=lambda s: (_WORST_FIRST[s.fate], -s.age_s, s.name))
+    text = [f"Outlived the signal ({len(ordered)}, the worst first):"]
+    for straggler in ordered[:_SHOWN]:
+        text.extend(_straggler_text(straggler))
+    return text + _more(len(ordered))
+
+
+def _straggler_text(straggler: Straggler) -> Iterable[str]:
+    name = escaped(straggler.key or straggler.name)
+    what = f", operation {escaped(straggler.operation)}" if straggler.operation else ""
+    budget = "" if straggler.budget_s is None else f", budget {straggler.budget_s:.1f} s"
+    ended = f"{straggler.age_s:.1f} s after the signal, in {straggler.stage.name}"
+    yield f"  {straggler.fate.value.upper():<11} {name}{what}: {ended}{budget}"
+    frames = _FRAMES if straggler.fate is Fate.LEFT_BEHIND else 1
+    for frame in straggler.where[:frames]:
+        yield f"              at {escaped(frame)}"
+
+
+def _children_text(children: tuple[ChildLeft, ...]) -> list[str]:
+    if not children:
+        return []
+    ordered = sorted(children, key=lambda child: (_WORST_FIRST[child.fate], child.pid))
+    text = [f"Programs that were still running ({len(ordered)}):"]
+    for child in ordered[:_SHOWN]:
+        of = f" of {escaped(child.key)}" if child.key else ""
+        text.append(f"  {child.fate.value.upper():<11} pid {child.pid} {escaped(child.argv0)}{of}")
+    return text + _more(len(ordered))
+
+
+def _keys_text(report: StopReport) -> list[str]:
+    text = [f"Critical operations that finished in their time: {report.critical_finished}"]
+    if report.interrupted:
+        shown = " ".join(escaped(key) for key in report.interrupted[:_SHOWN])
+        text.append(f"Interrupted ({len(report.interrupted)}), next start goes on: {shown}")
+        text += _more(len(report.interrupted))
+    if report.not_served:
+        text.append(f"Keys that waited and got no run, next start has them: {report.not_served}")
+    if report.log_lines_dropped:
+        text.append(f"Log lines that nobody read and are lost: {report.log_lines_dropped}")
+    return text
+
+
+def _advice(report: StopReport) -> list[str]:
+    text = []
+    fates = {straggler.fate for straggler in report.stragglers}
+    if Fate.CUT in fates:
+        text.append(
+            "  reconciled journal list   what was cut, and what the next start does with it"
+        )
+        text.append(
+            "  reconciled budget         whether the budgets fit what operations really take"
+        )
+    if Fate.LEFT_BEHIND in fates:
+        text.append("  the frames above          a thread, or code that swallows cancellation")
+    if any(child.fate is Fate.LEFT_BEHIND for child in report.children):
+        text.append("  reconciled reap           ends the programs that were left behind")
+    if report.stacks:
+        text.append(f'  {JSON_NAME}            stacks of all threads, under "stacks"')
+    return ["Look at:", *text] if text else []
+
+
+def _more(count: int) -> list[str]:
+    return [f"  … and {count - _SHOWN} more, see {JSON_NAME}"] if count > _SHOWN else []

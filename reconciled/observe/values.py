@@ -1,0 +1,122 @@
+"""Turning any value that somebody logs into plain, bounded, safe data.
+
+1. Never raises: not for a broken __repr__, a reference cycle, or a number that JSON lacks.
+2. What comes out is what JSON can express, bounded in length, depth and number of items; a cut
+   carries a mark.
+3. No secret comes out (see redaction).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import traceback
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from pathlib import PurePath
+from typing import Any
+
+from reconciled.observe.redaction import REDACTED, Redactor, names_secret
+
+LONGEST = 4096  # characters of a text
+LONGEST_TRACEBACK = 32768
+_DEEPEST = 4
+_MOST = 64  # items of a collection
+_LEAVES = 5  # members of an exception group that are named
+_INTEGER_LIMIT = 1 << 63  # beyond it readers of JSON lose digits
+
+
+def plain(value: Any, redactor: Redactor, depth: int = 0) -> Any:
+    """*value* as plain data: None, bool, int, float, str, list or dict."""
+    if value is None or value is True or value is False:
+        return value
+    kind = type(value)
+    if kind is str:
+        return text_of(value, redactor)
+    if kind is int and -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else repr(value)
+    try:
+        return _unusual(value, redactor, depth)
+    except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+        return f"<unprintable {kind.__name__}: {type(exc).__name__}>"
+
+
+def text_of(value: str, redactor: Redactor, longest: int = LONGEST) -> str:
+    """*value* without secrets, cut in the middle if it is longer than *longest* characters."""
+    text = redactor.redact(value)
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} …[{len(text) - 2 * half} characters cut]… {text[-half:]}"
+
+
+def message_of(error: BaseException) -> str:
+    """What *error* says; of a group the members that are no groups, with their types."""
+    if isinstance(error, BaseExceptionGroup):
+        leaves = list(_leaves(error))
+        told = "; ".join(f"{type(leaf).__name__}: {message_of(leaf)}" for leaf in leaves[:_LEAVES])
+        more = len(leaves) - _LEAVES
+        return f"{told}; and {more} more" if more > 0 else told
+    try:
+        return str(error)
+    except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+        return f"<unprintable {type(error).__name__}: {type(exc).__name__}>"
+
+
+def traceback_of(error: BaseException, redactor: Redactor) -> str:
+    """The traceback of *error* and of its causes, with newlines."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+        text = f"<no traceback of {type(error).__name__}: {type(exc).__name__}>"
+    return text_of(text, redactor, LONGEST_TRACEBACK)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    waiting: list[BaseException] = [group]
+    leaves = []
+    while waiting:
+        error = waiting.pop()
+        if isinstance(error, BaseExceptionGroup):
+            waiting.extend(reversed(error.exceptions))
+        else:
+            leaves.append(error)
+    return leaves
+
+
+def _unusual(value: Any, redactor: Redactor, depth: int) -> Any:
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return _mapping(value, redactor, depth + 1)
+    if depth < _DEEPEST and isinstance(value, (list, tuple, AbstractSet)):
+        items = [plain(item, redactor, depth + 1) for item in islice(value, _MOST)]
+        more = len(value) - len(items)
+        return [*items, f"…[{more} more]"] if more > 0 else items
+    return text_of(_words(value), redactor)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value[: 4 * LONGEST]).decode("utf-8", "backslashreplace")
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {message_of(value)}"
+    return repr(value)
+
+
+def _mapping(value: Mapping[Any, Any], redactor: Redactor, depth: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, item in value.items():
+        if len(result) == _MOST:
+            result["…"] = f"[{len(value) - _MOST} more]"
+            break
+        shown = text_of(name if type(name) is str else repr(name), redactor)
+        result[shown] = REDACTED if names_secret(shown) else plain(item, redactor, depth)
+    return result

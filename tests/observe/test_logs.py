@@ -1,0 +1,384 @@
+"""The log as its callers and readers see it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import pty
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import structlog
+import trio
+
+from reconciled.observe.logs import Logs, configure
+
+
+@attrs.define(eq=False)
+class Log:
+    """A log on a file, with clocks that stand still until told."""
+
+    path: Path
+    logs: Logs
+    time: list[float]
+
+    def text(self) -> str:
+        return self.path.read_text()
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text().splitlines()]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Log]]:
+    """Makes logs on files."""
+    made: list[tuple[Log, int]] = []
+
+    def make(style: str = "json", level: str = "info") -> Log:
+        path = tmp_path / f"log{len(made)}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        time = [1000.0]
+        logs = configure(
+            style,
+            level,
+            descriptor=descriptor,
+            environment={},
+            wall=lambda: 1_700_000_000 + time[0],
+            clock=lambda: time[0],
+        )
+        made.append((Log(path, logs, time), descriptor))
+        return made[-1][0]
+
+    yield make
+    for log, descriptor in made:
+        log.logs.close()
+        os.close(descriptor)
+
+
+class Broken:
+    """What a plugin may hand to its logger."""
+
+    def __repr__(self) -> str:
+        return str(1 // 0)
+
+
+def test_a_line_of_json(make: Callable[..., Log]) -> None:
+    """One JSON object a line: time, level and event first, then key and run, then the others."""
+    log = make()
+    log.logs.log.bind(run=7, key="site/a").info("run.done", outcome="done", duration_s=0.25)
+    assert log.text() == (
+        '{"time":"2023-11-14T22:30:00.000Z","level":"info","event":"run.done","key":"site/a",'
+        '"run":7,"outcome":"done","duration_s":0.25}\n'
+    )
+
+
+def test_a_line_of_text(make: Callable[..., Log]) -> None:
+    """Text has the same fields, aligned, without colour where it is no terminal."""
+    log = make("text")
+    log.logs.log.warning("run.failed", key="site/a", reason="exit 1", next=None, odd='"')
+    assert log.text() == (
+        "2023-11-14T22:30:00.000Z warning  run.failed               "
+        'key=site/a reason="exit 1" next=- odd="\\""\n'
+    )
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_nothing_ends_a_line_or_talks_to_the_terminal(make: Callable[..., Log], style: str) -> None:
+    """Newlines, escape sequences and direction marks in values and names come out escaped."""
+    log = make(style)
+    evil = "a\nb\r\x1b[31m\x9b2J\u2028\u202e\x7f\udcff"
+    log.logs.log.info("event.name", value=evil, nested={"x": [evil]}, **{evil: 1})
+    text = log.text()
+    assert text.count("\n") == 1
+    assert text.rstrip("\n").isprintable()
+    assert text.isascii()
+
+
+def test_no_call_raises(make: Callable[..., Log]) -> None:
+    """Whatever is logged, the call returns and leaves a line that can be read."""
+    log = make()
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    say = log.logs.log.info
+    say("a", value=Broken(), nested=[Broken()], error=ValueError(Broken()))
+    say("b", value=cycle, number=float("nan"), big=10**5000, data=b"\xff\x00", path=Path("/x"))
+    say("c %s %d", 1, object)
+    say("d", event="e", level="f", time="g", self=1, method_name=2)
+    say(None)  # type: ignore[arg-type]
+    say("e", exc_info=True)
+    lines = log.lines()
+    assert len(lines) == 6
+    assert lines[0]["value"] == "<unprintable Broken: ZeroDivisionError>"
+    assert lines[1]["number"] == "nan"
+    assert lines[1]["data"] == "\\xff\x00"
+    assert lines[2]["event"] == "c %s %d"
+    assert lines[3]["level"] == "info"
+
+
+def test_long_values_are_cut(make: Callable[..., Log]) -> None:
+    """A value is cut in its middle, with a mark, and a collection after 64 items."""
+    log = make()
+    log.logs.log.info("event", text="x" * 100_000, many=list(range(1000)), deep=[[[[[[1]]]]]])
+    (line,) = log.lines()
+    assert len(line["text"]) < 4200
+    assert "95904 characters cut" in line["text"]
+    assert line["many"][-1] == "…[936 more]"
+    assert line["deep"] == [[[["[[1]]"]]]]
+
+
+def test_exceptions_are_type_and_message(make: Callable[..., Log]) -> None:
+    """A foreseen error has no traceback; exc_info and level debug have one."""
+    log = make()
+    try:
+        raise KeyError("x")
+    except KeyError as exc:
+        log.logs.log.warning("a", error=exc)
+        log.logs.log.exception("b")
+        log.logs.set_level("debug")
+        log.logs.log.warning("c", error=exc)
+    group = ExceptionGroup("g", [ValueError("one"), ExceptionGroup("h", [OSError("two")])])
+    log.logs.set_level("info")
+    log.logs.log.error("d", error=group)
+    foreseen, internal, debugged, several = log.lines()
+    assert (foreseen["error_type"], foreseen["error"]) == ("KeyError", "'x'")
+    assert "traceback" not in foreseen
+    assert "test_exceptions_are_type_and_message" in internal["traceback"]
+    assert "test_exceptions_are_type_and_message" in debugged["traceback"]
+    assert several["error"] == "ValueError: one; OSError: two"
+
+
+def test_a_traceback_on_a_terminal_is_marked(make: Callable[..., Log]) -> None:
+    """In text a traceback has rows of its own, indented, so that none passes for a log line."""
+    log = make("text")
+    try:
+        raise KeyError("x\n2023-11-14T22:30:00.000Z info forged")
+    except KeyError:
+        log.logs.log.exception("b")
+    first, *rows = log.text().splitlines()
+    assert "KeyError" in first
+    assert rows
+    assert all(row.startswith("    | ") for row in rows)
+
+
+def test_the_level_changes_for_loggers_in_use(make: Callable[..., Log]) -> None:
+    """A change of the level reaches loggers that were bound before, in both directions."""
+    log = make()
+    bound = log.logs.log.bind(key="site/a")
+    bound.debug("a")
+    log.logs.set_level("debug")
+    bound.debug("b")
+    log.logs.set_level("error")
+    bound.warning("c")
+    bound.error("d")
+    assert [line["event"] for line in log.lines()] == ["b", "d"]
+    with pytest.raises(ValueError, match="loud"):
+        log.logs.set_level("loud")
+
+
+def test_levels_of_two_logs_are_apart(make: Callable[..., Log]) -> None:
+    """Each configuration has a level of its own: there is no global one."""
+    one, two = make(), make()
+    one.logs.set_level("error")
+    two.logs.log.info("seen")
+    assert len(two.lines()) == 1
+
+
+def test_r1_equal_errors_are_counted(make: Callable[..., Log]) -> None:
+    """R1: 10,000 equal errors are one line, counted summaries, and one line when it is over."""
+    log = make()
+    for number in range(10_000):
+        log.time[0] = 1000 + number * 0.01
+        log.logs.log.error("run.failed", key="site/a", reason="refused", run=number)
+    log.logs.recovered("site/a")
+    log.logs.recovered("site/a")
+    lines = log.lines()
+    assert [line["event"] for line in lines] == ["run.failed"] * 3 + ["fault.recovered"]
+    assert "repeated" not in lines[0]
+    assert lines[1]["repeated"] == 999
+    assert lines[1]["since"] == "2023-11-14T22:30:00.010Z"
+    assert lines[-1]["fault"] == "run.failed"
+    assert lines[-1]["key"] == "site/a"
+    assert sum(line.get("repeated", 0) for line in lines) + 3 == 10_000
+
+
+def test_r1_a_change_is_told_at_once(make: Callable[..., Log]) -> None:
+    """R1: another reason comes at once, behind the count of the one before."""
+    log = make()
+    for reason in ("refused", "refused", "no space", "no space"):
+        log.logs.log.error("run.failed", key="site/a", reason=reason)
+    told = [(line["reason"], line.get("repeated")) for line in log.lines()]
+    assert told == [("refused", None), ("refused", 1), ("no space", None)]
+
+
+def test_notes_that_differ_are_all_told(make: Callable[..., Log]) -> None:
+    """Lines of level info fold only if they say the same: run and durations apart."""
+    log = make()
+    for number in range(20):
+        log.logs.log.info("plugin.loaded", name=f"p{number}")
+        log.logs.log.info("run.done", key="site/a", run=number, duration_s=number)
+        log.logs.log.info("tasks.tree", task="same")
+    events = [line["event"] for line in log.lines()]
+    assert [events.count(name) for name in ("plugin.loaded", "run.done", "tasks.tree")] == [
+        20,
+        1,
+        20,
+    ]
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_summaries_come_by_themselves(make: Callable[..., Log]) -> None:
+    """serve() tells what was counted when it is due, without a further line."""
+    log = make()
+    log.logs.log.error("run.failed", key="site/a", reason="refused")
+    log.logs.log.error("run.failed", key="site/a", reason="refused")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(log.logs.serve)
+        log.time[0] += 11
+        await trio.sleep(1.5)
+        nursery.cancel_scope.cancel(reason="seen")
+    assert [line.get("repeated") for line in log.lines()] == [None, 1]
+
+
+def test_close_tells_what_was_counted(make: Callable[..., Log]) -> None:
+    """The end of the process loses no count."""
+    log = make()
+    for _ in range(5):
+        log.logs.log.error("run.failed", key="site/a", reason="refused")
+    log.logs.close()
+    assert log.lines()[-1]["repeated"] == 4
+
+
+def test_a_key_leaves_with_its_state(make: Callable[..., Log]) -> None:
+    """After forget() the next line of the key is a first one, and nothing recovers."""
+    log = make()
+    log.logs.log.error("run.failed", key="site/a", reason="refused")
+    log.logs.forget("site/a")
+    log.logs.recovered("site/a")
+    log.logs.log.error("run.failed", key="site/a", reason="refused")
+    assert [line["event"] for line in log.lines()] == ["run.failed", "run.failed"]
+
+
+def test_secrets_are_not_written(make: Callable[..., Log]) -> None:
+    """Invariant 13: by name, by value, in a traceback, in nested data and beyond a cut."""
+    log = make()
+    secret = "hunter2-hunter2"
+    log.logs.redactor.register(secret)
+    try:
+        raise ValueError(f"login with {secret}")
+    except ValueError:
+        log.logs.log.exception(
+            "a",
+            api_key="k-123",
+            text=f"x {secret} y",
+            headers={"Authorization": "Bearer abcdef", "list": [secret]},
+            url="https://user:pa55@host/x",
+            long="x" * 2040 + secret + "x" * 8000,
+        )
+    text = log.text()
+    for part in (secret, secret[:8], "k-123", "abcdef", "pa55"):
+        assert part not in text
+    assert text.count("[redacted]") >= 6
+
+
+def test_the_logging_module_is_taken_over(make: Callable[..., Log]) -> None:
+    """Records of libraries become log.foreign from warnings on; close() undoes it."""
+    log = make()
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level)
+    log.logs.adopt()
+    logging.getLogger("httpx").info("GET /")
+    logging.getLogger("httpx").warning("slow: %s", "x")
+    logging.getLogger("odd").error("%d", "no number")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", stacklevel=1)
+    structlog.get_logger().info("from.structlog", field=1)
+    log.logs.close()
+    assert (list(root.handlers), root.level) == before
+    lines = log.lines()
+    assert lines[0] | {"time": ""} == {
+        "time": "",
+        "level": "warning",
+        "event": "log.foreign",
+        "logger": "httpx",
+        "message": "slow: x",
+    }
+    assert "arguments do not fit" in lines[1]["message"]
+    assert "old" in lines[2]["message"]
+    assert lines[3]["event"] == "from.structlog"
+
+
+def test_foreign_notes_come_at_debug(make: Callable[..., Log]) -> None:
+    """At level debug the notes of libraries are taken over too, from info on."""
+    log = make()
+    log.logs.adopt()
+    log.logs.set_level("debug")
+    logging.getLogger("httpx").info("GET /")
+    logging.getLogger("httpx").debug("bytes")
+    assert [line["message"] for line in log.lines()] == ["GET /"]
+
+
+def test_a_finalizer_that_logs_does_not_hang(make: Callable[..., Log]) -> None:
+    """A line from within another line of the same thread (garbage collection) is written."""
+    log = make()
+
+    class Late:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            log.logs.log.warning("finalizer.ran")
+
+    class Collects:
+        def __repr__(self) -> str:
+            gc.collect()
+            return "done"
+
+    Late()
+    log.logs.log.warning("outer", value=Collects())
+    assert {line["event"] for line in log.lines()} == {"outer", "finalizer.ran"}
+
+
+def test_journal_is_json_for_now_and_says_so(make: Callable[..., Log]) -> None:
+    """The journal format is accepted, writes JSON, and says so once."""
+    log = make("journal")
+    log.logs.log.info("a")
+    assert [line["event"] for line in log.lines()] == ["log.journal_missing", "a"]
+
+
+def test_an_unknown_format_is_refused() -> None:
+    """A format that does not exist is an error that names those that do."""
+    with pytest.raises(ValueError, match="auto, text, json or journal"):
+        configure("xml", environment={})
+
+
+def test_last_words_pass_the_folding(make: Callable[..., Log]) -> None:
+    """The last resort's lines come out even where equal ones are folded and a lock is held."""
+    log = make()
+    for _ in range(2):
+        assert log.logs.last_words("critical", "loop.hung", seconds=5)
+    assert len(log.lines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
+)
+def test_colour_is_for_terminals(environment: dict[str, str], *, coloured: bool) -> None:
+    """On a terminal auto is text, in colour unless NO_COLOR or a dumb terminal says no."""
+    master, slave = pty.openpty()
+    logs = configure(descriptor=slave, environment=environment)
+    logs.log.info("event.name", value=1)
+    got = os.read(master, 1000).decode()
+    logs.close()
+    os.close(slave)
+    os.close(master)
+    assert "event.name" in got
+    assert "{" not in got
+    assert ("\x1b[" in got) is coloured

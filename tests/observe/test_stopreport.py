@@ -1,0 +1,207 @@
+"""The stop report, for machines and for whoever is awake at three."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import attrs
+import pytest
+
+from reconciled.core.stages import Stage
+from reconciled.observe.stopreport import ChildLeft, Fate, StopReport, Straggler, write
+
+CUT = Straggler(
+    name="reconcile site/a",
+    key="site/a",
+    operation="write",
+    stage=Stage.HARD,
+    age_s=300.04,
+    budget_s=120.0,
+    fate=Fate.CUT,
+    where=("sitekit/write.py:12 copy → trio sleep", "sitekit/write.py:40 reconcile"),
+)
+LEFT = Straggler(
+    name="reconcile site/b",
+    stage=Stage.HARD,
+    age_s=305.0,
+    fate=Fate.LEFT_BEHIND,
+    where=("a.py:1 f → trio to_thread_run_sync", "b.py:2 g", "c.py:3 h", "d.py:4 i"),
+)
+FINISHED = Straggler(
+    name="reconcile site/c",
+    key="site/c",
+    operation="write",
+    stage=Stage.STOPPING,
+    age_s=41.5,
+    budget_s=60.0,
+    fate=Fate.FINISHED,
+)
+REPORT = StopReport(
+    reason="asked by the service manager",
+    signal="SIGTERM",
+    began="2026-11-30T03:00:00.000Z",
+    duration_s=308.1234,
+    exit_code=3,
+    stages=((Stage.DRAINING, 0.0), (Stage.STOPPING, 20.0), (Stage.HARD, 300.0)),
+    critical_finished=2,
+    stragglers=(FINISHED, CUT, LEFT),
+    interrupted=("site/a", "site/d"),
+    not_served=7,
+    children=(
+        ChildLeft(4711, "helm", Fate.KILLED, "site/a"),
+        ChildLeft(4712, "agent", Fate.LEFT_BEHIND),
+    ),
+    stacks=("Thread 0x1", '  File "x.py", line 1 in f'),
+    log_lines_dropped=12,
+)
+
+GOLDEN = """\
+Stop took 308.1 s, exit code 3: NOT CLEAN: something was cut, not recorded, or left behind
+began   2026-11-30T03:00:00.000Z by SIGTERM, asked by the service manager
+stages  DRAINING at 0.0 s, STOPPING at 20.0 s, HARD at 300.0 s
+
+Outlived the signal (3, the worst first):
+  LEFT BEHIND reconcile site/b: 305.0 s after the signal, in HARD
+              at a.py:1 f → trio to_thread_run_sync
+              at b.py:2 g
+              at c.py:3 h
+  CUT         site/a, operation write: 300.0 s after the signal, in HARD, budget 120.0 s
+              at sitekit/write.py:12 copy → trio sleep
+  FINISHED    site/c, operation write: 41.5 s after the signal, in STOPPING, budget 60.0 s
+
+Programs that were still running (2):
+  LEFT BEHIND pid 4712 agent
+  KILLED      pid 4711 helm of site/a
+
+Critical operations that finished in their time: 2
+Interrupted (2), next start goes on: site/a site/d
+Keys that waited and got no run, next start has them: 7
+Log lines that nobody read and are lost: 12
+
+Look at:
+  reconciled journal list   what was cut, and what the next start does with it
+  reconciled budget         whether the budgets fit what operations really take
+  the frames above          a thread, or code that swallows cancellation
+  reconciled reap           ends the programs that were left behind
+  last-stop.json            stacks of all threads, under "stacks"
+"""
+
+
+def test_the_text() -> None:
+    """The report reads as documented: the verdict first, the worst first, then what to look at."""
+    assert REPORT.as_text() == GOLDEN
+
+
+def test_a_clean_stop_is_short() -> None:
+    """A stop that nothing outlived is four lines, and gives no advice."""
+    report = StopReport("asked", "2026-11-30T03:00:00.000Z", 0.01, 0, signal="SIGINT")
+    assert report.as_text().splitlines() == [
+        "Stop took 0.0 s, exit code 0: clean",
+        "began   2026-11-30T03:00:00.000Z by SIGINT, asked",
+        "stages  none was reached",
+        "",
+        "Critical operations that finished in their time: 0",
+    ]
+
+
+def test_it_fits_on_one_screen() -> None:
+    """However much went wrong, the text is one screen and says where the rest is."""
+    report = attrs.evolve(
+        REPORT,
+        stragglers=REPORT.stragglers * 100,
+        children=REPORT.children * 100,
+        interrupted=REPORT.interrupted * 100,
+    )
+    text = report.as_text()
+    assert len(text.splitlines()) < 70
+    assert text.count("see last-stop.json") == 3
+    assert len(json.loads(report.as_json())["stragglers"]) == 300
+
+
+def test_names_cannot_forge_lines() -> None:
+    """Keys, reasons and program names are escaped."""
+    evil = "x\n\x1b[2Jforged"
+    report = attrs.evolve(
+        REPORT,
+        reason=evil,
+        stragglers=(attrs.evolve(CUT, key=evil, operation=evil, where=(evil,)),),
+        interrupted=(evil,),
+        children=(ChildLeft(1, evil, Fate.KILLED, evil),),
+    )
+    assert "\x1b" not in report.as_text()
+    assert not any(line.startswith("forged") for line in report.as_text().splitlines())
+
+
+def test_the_keys_of_the_json() -> None:
+    """Tools may rely on version, names and units of last-stop.json."""
+    data = json.loads(REPORT.as_json())
+    assert data["version"] == 1
+    assert list(data) == [
+        "version", "reason", "signal", "began", "duration_s", "exit_code", "stages",
+        "critical_finished", "stragglers", "interrupted", "not_served", "children", "stacks",
+        "log_lines_dropped",
+    ]  # fmt: skip
+    assert data["stages"][1] == {"stage": "stopping", "at_s": 20.0}
+    assert data["stragglers"][1] == {
+        "name": "reconcile site/a",
+        "key": "site/a",
+        "operation": "write",
+        "stage": "hard",
+        "age_s": 300.04,
+        "budget_s": 120.0,
+        "fate": "cut",
+        "where": ["sitekit/write.py:12 copy → trio sleep", "sitekit/write.py:40 reconcile"],
+    }
+    assert data["children"][0] == {"pid": 4711, "argv0": "helm", "key": "site/a", "fate": "killed"}
+
+
+def test_write_replaces_both(tmp_path: Path) -> None:
+    """Both files are there, whole, for the owner alone, and nothing else is left."""
+    assert write(REPORT, tmp_path) == ""
+    assert write(attrs.evolve(REPORT, exit_code=0), tmp_path) == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last-stop.json", "last-stop.txt"]
+    assert json.loads((tmp_path / "last-stop.json").read_text())["exit_code"] == 0
+    assert (tmp_path / "last-stop.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_error_leaves_the_report_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync that fails raises nothing, says what failed, and leaves the old file whole."""
+    write(REPORT, tmp_path)
+
+    def fail(_descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    error = write(attrs.evolve(REPORT, exit_code=0), tmp_path)
+    assert error.count("no space left") == 2
+    assert json.loads((tmp_path / "last-stop.json").read_text())["exit_code"] == 3
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_missing_directory_is_told(tmp_path: Path) -> None:
+    """A state directory that went is a message, not an exception."""
+    error = write(REPORT, tmp_path / "gone")
+    assert "last-stop.json" in error
+    assert "last-stop.txt" in error
+
+
+def test_data_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 16: file, rename, directory: in this order, for each of the two files."""
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def traced_fsync(descriptor: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def traced_replace(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(Path, "replace", traced_replace)
+    write(REPORT, tmp_path)
+    assert steps == ["file", "rename", "directory"] * 2
