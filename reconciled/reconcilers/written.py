@@ -1,0 +1,85 @@
+"""What the file reconciler wrote for one key, noted beside the key's output.
+
+The state of a file does not tell who wrote it, whether the action after a replacement ran, or
+what an interrupted replacement left behind. The note does:
+
+1. It is durable before the first effect, so that no content of ours is without it.
+2. It may name content that never came into place; it never lacks content that did.
+3. A note that is missing or unreadable means "nothing of it is ours": files are left then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.files import read_file, replace_file
+
+# With a dot in front it is no name of a resource, whose directory may stand here as well.
+NAME = ".written"
+_DIGESTS = 2  # the new content and the one before, which stays in place if the new one fails
+
+
+@attrs.frozen
+class Written:
+    """The note of one key.
+
+    files      path → digests of content that we put there, newest first
+    temporary  path and name of a new file that may have been left beside it
+    owed       a file was replaced, or was about to be, and the action after it has not yet run
+               to its end: once too often is harmless, once too rarely is not
+    """
+
+    files: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    temporary: tuple[str, str] | None = None
+    owed: bool = False
+
+    def begin(self, path: str, digest: str, temporary: str, *, owed: bool) -> Written:
+        """The note to save before *path* is replaced."""
+        digests = (digest, *(old for old in self.files.get(path, ()) if old != digest))
+        files = {**self.files, path: digests[:_DIGESTS]}
+        return Written(files, (path, temporary), owed=owed)
+
+    def settle(self) -> Written:
+        """The note to save once everything is done."""
+        return attrs.evolve(self, temporary=None, owed=False)
+
+    def drop(self, path: str) -> Written:
+        """The note without *path*."""
+        return attrs.evolve(self, files={p: d for p, d in self.files.items() if p != path})
+
+    def others(self, path: str) -> list[str]:
+        """The paths besides *path*: the spec named them once."""
+        return [other for other in self.files if other != path]
+
+    @classmethod
+    async def read(cls, directory: Path) -> Written:
+        """The note in *directory*, or an empty one. Raises OSError."""
+        try:
+            data = json.loads(await read_file(NAME, root=directory))
+            return cls._structure(data)
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+
+    @classmethod
+    def _structure(cls, data: dict[str, Any]) -> Written:
+        files = {str(path): tuple(map(str, digests)) for path, digests in data["files"].items()}
+        left = data["temporary"]
+        return cls(files, None if left is None else (str(left[0]), str(left[1])), data["owed"])
+
+    async def save(self, directory: Path) -> None:
+        """Note it durably, making *directory* where it lacks. Raises OSError."""
+        await trio.Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        await replace_file(NAME, json.dumps(attrs.asdict(self)), mode=0o600, root=directory)
+
+    @staticmethod
+    async def erase(directory: Path) -> None:
+        """Remove the note."""
+        with contextlib.suppress(FileNotFoundError):
+            await trio.Path(directory, NAME).unlink()
