@@ -187,12 +187,14 @@ async def test_directory_symlinks_inside_are_followed_and_outside_refused(tmp_pa
     outside.mkdir()
     (root / "relative").symlink_to("real")
     (root / "absolute").symlink_to(root / "real")
+    (root / "real" / "back").symlink_to(root / "real")
     (root / "up").symlink_to("../outside")
     (root / "out").symlink_to(outside)
     (root / "loop").symlink_to("loop")
     await replace_file("relative/a", "x", root=root)
     await replace_file("absolute/b", "x", root=root)
-    assert names_in(root / "real") == ["a", "b"]
+    await replace_file("real/back/c", "x", root=root)
+    assert names_in(root / "real") == ["a", "b", "back", "c"]
     for name, why in (("up", "leads out"), ("out", "out of the root"), ("loop", "more than 40")):
         with pytest.raises(FileRefused, match=why):
             await replace_file(f"{name}/c", "x", root=root)

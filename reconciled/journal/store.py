@@ -65,9 +65,17 @@ class Applied:
         return spec
 
 
-def _applied(row: tuple[Any, ...]) -> Applied:
-    key, kind, fingerprint, base, at, complete, spec = row
-    return Applied(key, kind, fingerprint, base, at, bool(complete), spec)
+def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, Applied]:
+    """Everything that a store remembers of *controller*, by key and in order of keys."""
+    rows = connection.execute(
+        "SELECT key, kind, fingerprint, base, at, complete, spec FROM applied"
+        " WHERE key > ? AND key < ? ORDER BY key",
+        (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
+    )
+    return {
+        key: Applied(key, kind, fingerprint, base, at, bool(complete), spec)
+        for key, kind, fingerprint, base, at, complete, spec in rows
+    }
 
 
 @attrs.define(eq=False)
@@ -146,12 +154,7 @@ class Store:
 
     def applied(self, controller: str) -> dict[Key, Applied]:
         """Everything remembered of *controller*, from the disk. Synchronous: for the start."""
-        rows = self._connection.execute(
-            "SELECT key, kind, fingerprint, base, at, complete, spec FROM applied"
-            " WHERE key > ? AND key < ? ORDER BY key",
-            (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
-        )
-        return {row[0]: _applied(row) for row in rows}
+        return read_applied(self._connection, controller)
 
     def source_identity(self, controller: str, source: str) -> str:
         """The identity that *source* last had; empty if it never had one."""

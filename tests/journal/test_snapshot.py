@@ -1,0 +1,79 @@
+"""Reading the store beside a running daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from reconciled.core.resources import Fingerprint, Key
+from reconciled.journal import snapshot
+from reconciled.journal.schema import FILE, StoreTooNew, StoreUnusable
+from reconciled.journal.snapshot import open_snapshot
+from reconciled.journal.store import Store, read_applied
+
+PRINT = Fingerprint("f")
+
+
+async def test_a_running_daemons_store_is_read_and_untouched(tmp_path: Path) -> None:
+    """What is only in the log yet is seen, while the daemon holds the store and goes on."""
+    store = Store.open(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await store.remember(Key("site/a"), "File", {"x": 1}, PRINT, base="/", complete=True)
+        before = {file.name: file.read_bytes() for file in (tmp_path / "store").iterdir()}
+        with open_snapshot(tmp_path) as connection:
+            assert connection is not None
+            found = read_applied(connection, "site")
+        assert found[Key("site/a")].spec == {"x": 1}
+        assert {f.name: f.read_bytes() for f in (tmp_path / "store").iterdir()} == before
+        await store.forget(Key("site/a"))
+        nursery.cancel_scope.cancel(reason="test")
+    with open_snapshot(tmp_path) as connection:
+        assert connection is not None
+        assert read_applied(connection, "site") == {}
+
+
+def test_no_store_is_no_error(tmp_path: Path) -> None:
+    """Before the first start there is nothing to read, and nothing is made."""
+    with open_snapshot(tmp_path / "never") as connection:
+        assert connection is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_was_written_into_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that changes while it is copied is copied again, and not for ever."""
+    Store.open(tmp_path).close()
+    file = tmp_path / "store" / FILE
+    copies: list[int] = []
+    changes = 2
+    read_log = snapshot._log
+
+    def written_into(store: Path) -> bytes:
+        copies.append(len(copies))
+        if len(copies) // 3 < changes:  # before, during and after: three looks a copy
+            file.touch()
+        return read_log(store)
+
+    monkeypatch.setattr(snapshot, "_log", written_into)
+    with open_snapshot(tmp_path) as connection:
+        assert connection is not None
+    assert len(copies) == 9
+    changes = 1000
+    with pytest.raises(StoreUnusable, match="changed during each of 5"), open_snapshot(tmp_path):
+        pass
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A newer schema and a damaged store have the same errors as at a start."""
+    store = Store.open(tmp_path)
+    store._connection.execute("PRAGMA user_version=9")
+    store.close()
+    with pytest.raises(StoreTooNew, match="schema 9"), open_snapshot(tmp_path):
+        pass
+    (tmp_path / "store" / FILE).write_bytes(b"nonsense" * 1000)
+    with pytest.raises(StoreUnusable, match="move it away"), open_snapshot(tmp_path):
+        pass
