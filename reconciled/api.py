@@ -88,6 +88,10 @@ class Operation(Protocol):
         """1 for the first one."""
 
     @property
+    def epoch(self) -> int:
+        """The number of this start of the daemon: rises with each, for targets that fence."""
+
+    @property
     def directory(self) -> Path:
         """``STATE/operations/ID``: made on first use, for output of its programs."""
 
@@ -98,9 +102,10 @@ class Operation(Protocol):
     def critical(self, *, budget: float | str) -> AbstractAsyncContextManager[Critical]:
         """The part that outlives a stop, for *budget* at most (seconds or ``"10s"``).
 
-        The budget counts from entry, whatever cancels the surroundings. Raises
-        trio.Cancelled at entry where work is cancelled already, and at exit where it was
-        meanwhile: keep results inside. Raises Overrun if the body was cut off.
+        The budget counts from entry, whatever cancels the surroundings. Raises trio.Cancelled
+        at entry where work is cancelled already, and Overrun if the body was cut off. A
+        cancellation that arrives meanwhile is delivered at the first checkpoint after the
+        operation: a ``return done()`` right behind it still counts.
         """
 
     async def step(

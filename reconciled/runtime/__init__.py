@@ -1,1 +1,1 @@
-
+"""The tree: what runs as tasks, who owns them, and how they end."""

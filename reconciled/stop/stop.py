@@ -44,6 +44,7 @@ class Stop:
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     reason: str = attrs.field(default="", init=False)
+    # Set when this stop or one around it begins.
     began: trio.Event = attrs.field(factory=trio.Event, init=False)
     began_at: float = attrs.field(default=math.inf, init=False)
     works: set[Work] = attrs.field(factory=set, init=False)
@@ -54,6 +55,12 @@ class Stop:
     cuts: list[Cut] = attrs.field(factory=list, init=False)
     cut_count: int = attrs.field(default=0, init=False)
     cleanups_cut: list[Cut] = attrs.field(factory=list, init=False)
+    # Called when a stage is reached, before anything is cancelled; the report looks then.
+    on_stage: Callable[[Stage], None] | None = attrs.field(default=None, init=False)
+    # Called with work that ends during a stop; at the root only.
+    on_left: Callable[[Work], None] | None = attrs.field(default=None, init=False)
+    # Called when the one run of a key's stop has ended.
+    on_empty: Callable[[], None] | None = attrs.field(default=None, init=False)
     # Called with each overrun of a cleanup; the host logs it.
     on_cleanup_cut: Callable[[Cut], None] | None = attrs.field(default=None, init=False)
     # Open sections by the task that opened them, outermost first; at the root only.
@@ -69,6 +76,8 @@ class Stop:
     def __attrs_post_init__(self) -> None:
         if self.parent is not None:
             self.parent.children.add(self)
+            if self.parent.began.is_set():
+                self.began.set()
 
     def __repr__(self) -> str:
         return f"<Stop {self.name}: {self.stage.name}, {len(list(self.all_works()))} running>"
@@ -104,11 +113,16 @@ class Stop:
             return self._stopping_at
         return min(self._stopping_at, self.parent.stopping_at)
 
+    def and_inner(self) -> Iterator[Stop]:
+        """This stop and those inside it."""
+        yield self
+        for child in self.children:
+            yield from child.and_inner()
+
     def all_works(self) -> Iterator[Work]:
         """The work under this stop and those inside it."""
-        yield from self.works
-        for child in self.children:
-            yield from child.all_works()
+        for stop in self.and_inner():
+            yield from stop.works
 
     def all_sections(self) -> Iterator[Section]:
         """The open critical sections under this stop and those inside it."""
@@ -131,7 +145,8 @@ class Stop:
         self.intake.cancel(reason=f"stop: {reason}")
         for section in self.all_sections():
             section.clamp(self._hard_at)
-        self.began.set()
+        for stop in self.and_inner():
+            stop.began.set()
         if self.limits.drain <= 0:
             self.end_drain("no drain configured")
 
@@ -168,6 +183,8 @@ class Stop:
 
     def _reach(self, stage: Stage) -> None:
         self._stage = stage
+        if self.on_stage is not None:
+            self.on_stage(stage)
         self.history.append((stage, trio.current_time()))
         self._moved.set()
         self._moved = trio.Event()
@@ -194,7 +211,8 @@ class Stop:
         *left_behind* gets the work that is still there after its cleanup: trio cannot abandon
         a task, so the daemon's answer is to leave the process.
         """
-        await self.began.wait()
+        while self._stage is Stage.RUNNING:
+            await self._moved.wait()
         drain = min(self.limits.drain, self.limits.critical)
         await self._until(self.began_at + drain, Stage.STOPPING)
         self.end_drain("drain over")
@@ -232,9 +250,14 @@ class Stop:
     def leave(self, work: Work) -> None:
         """*work* has ended."""
         self.works.discard(work)
-        self.root.tasks.pop(work.task, None)
+        root = self.root
+        root.tasks.pop(work.task, None)
+        if root.on_left is not None and root.stage > Stage.RUNNING:
+            root.on_left(work)
         if self.scope is work.scope:
             self.detach()
+            if self.on_empty is not None:
+                self.on_empty()
 
     def narrow(self, work: Work, limits: StopLimits) -> Stop:
         """A stop of its own for one running *work*, inside this one."""

@@ -139,6 +139,9 @@ class Work:
     sections: list[Section] = attrs.field(factory=list, init=False)
     # When the last critical section closed: a cleanup's allowance counts from there.
     closed_at: float = attrs.field(default=-math.inf, init=False)
+    # The last section, open or not, and whether one was cut: for the report.
+    last_section: Section | None = attrs.field(default=None, init=False)
+    cut: Cut | None = attrs.field(default=None, init=False)
     # What was left of the timeout when the first section opened.
     _timeout_left: float = attrs.field(default=math.inf, init=False)
 
@@ -168,11 +171,15 @@ class Work:
         """Run the body to its end, or for *budget* seconds, cancelled or not.
 
         Raises trio.Cancelled at entry if work here is cancelled already or the stop has
-        reached STOPPING (unless a section encloses this one), and at exit if a cancellation
-        arrived meanwhile: results worth keeping must be stored inside. Raises Overrun if the
-        body was cut off. The budget includes waiting: take locks and limiters before.
+        reached STOPPING (unless a section encloses this one). Raises Overrun if the body was
+        cut off. The budget includes waiting: take locks and limiters before.
+
+        A cancellation that arrived meanwhile is delivered at the next checkpoint *after* the
+        block, as trio does by itself. Rejected: delivering it on leaving. It would interrupt a
+        run whose effect is complete before it can say so, and the effect would be repeated;
+        whatever begins something new asks for admission anyway.
         """
-        await self._admit(name)
+        await self.admit(name)
         section = self._open(name, budget)
         failed = True
         try:
@@ -183,18 +190,18 @@ class Work:
             cut = self._close(section, failed=failed or section.scope.cancelled_caught)
         if cut is not None:
             raise Overrun(cut)
-        # trio delivers a pending cancellation at the next checkpoint, not when a shield ends:
-        # without this the lines after the block would run.
-        await trio.lowlevel.checkpoint_if_cancelled()
+    async def admit(self, name: str) -> None:
+        """Refuse what begins too late, by cancelling this work.
 
-    async def _admit(self, name: str) -> None:
+        Raises trio.Cancelled, or Refused inside a foreign shield.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.stop.stage < Stage.STOPPING or self.stop.root.covering() is not None:
             return
         # An exception type of our own would be eaten by retry loops; a cancellation is not.
-        self.scope.cancel(reason=f"stop: critical section {name!r} refused")
+        self.scope.cancel(reason=f"stop: {name!r} refused")
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise Refused(f"{self.name}: critical section {name!r} refused during a stop")
+        raise Refused(f"{self.name}: {name!r} may not begin any more, since a stop is on")
 
     def _open(self, name: str, budget: float) -> Section:
         if not 0 < budget < math.inf:
@@ -219,6 +226,7 @@ class Work:
             self._timeout_left = self.scope.deadline - now
             self.scope.deadline = math.inf
         self.sections.append(section)
+        self.last_section = section
         return section
 
     def _close(self, section: Section, *, failed: bool) -> Cut | None:
@@ -240,6 +248,7 @@ class Work:
             return None
         by = section.cut_by or self._whose_deadline(section)
         cut = Cut(section.name, self.name, now - section.opened_at, section.budget, by)
+        self.cut = cut
         self.stop.root.count_cut(cut)
         return cut
 

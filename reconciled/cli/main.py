@@ -1,0 +1,105 @@
+"""The parser of the command line, and the way from a verb to its module.
+
+Nothing heavy is imported here: ``--help`` and, for a daemon, the instant at which signals are
+taken seriously both depend on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+USAGE, INVALID = 2, 78
+
+# Verb, its help, and the module that does it; None: the verb is not built yet.
+VERBS = {
+    "run": ("be the daemon, in the foreground", "run"),
+    "check": ("grade the configuration and the manifests", "check"),
+    "plan": ("show what would be done, without effects", "plan"),
+    "budget": ("show how long a stop may take", "budget"),
+    "allow": ("permit the removals of a controller that are held", "allow"),
+}
+NOT_BUILT = {
+    "status": "show the state of the running daemon",
+    "get": "list resources",
+    "describe": "tell all about one resource",
+    "events": "show events",
+    "queue": "show waiting and delayed keys",
+    "tasks": "show the task tree (until then: SIGUSR2 logs it)",
+    "journal": "list, show and settle operations",
+    "reconcile": "reconcile a key now",
+    "suspend": "stop reconciling a key",
+    "resume": "take up a suspended key",
+    "reload": "re-read the configuration (until then: SIGHUP)",
+    "stop": "begin a stop (until then: SIGTERM)",
+    "reap": "end what a dead daemon left",
+    "step": "note a step of an operation",
+    "schema": "print JSON Schema",
+    "plugins": "list installed reconcilers",
+    "new": "make a new plugin",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line *arguments*; the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed = _parser().parse_args(given)
+    except SystemExit as stop:
+        # Wrong usage of the daemon counts as configuration: a unit must not restart on it.
+        if stop.code == USAGE and "run" in given:
+            raise SystemExit(INVALID) from stop
+        raise
+    if parsed.verb in NOT_BUILT:
+        print(
+            f"reconciled {parsed.verb}: not built yet in this version ({NOT_BUILT[parsed.verb]})",
+            file=sys.stderr,
+        )
+        return 69
+    module = importlib.import_module(f"reconciled.cli.{VERBS[parsed.verb][1]}")
+    try:
+        return int(module.execute(parsed))
+    except BrokenPipeError:
+        # The reader of our output has left, as in ``| head``.
+        sys.stdout = None
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="reconciled",
+        description="Keeps declared things true, and never leaves one half-done.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("--config", metavar="FILE", help="the configuration")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    added = {name: verbs.add_parser(name, help=text) for name, (text, _) in VERBS.items()}
+    added["run"].add_argument(
+        "--once", action="store_true", help="each key once, then stop; exit 4: a key is not done"
+    )
+    added["run"].add_argument(
+        "--strict", action="store_true", help="refuse a stop budget that does not fit the unit"
+    )
+    added["check"].add_argument(
+        "--strict", action="store_true", help="warnings count as problems too"
+    )
+    added["plan"].add_argument("keys", nargs="*", metavar="KEY", help="only these")
+    for name in ("check", "plan", "budget"):
+        added[name].add_argument("--json", action="store_true", help="for programs")
+    added["allow"].add_argument("controller", metavar="CONTROLLER")
+    for name, text in NOT_BUILT.items():
+        verb = verbs.add_parser(name, help=f"{text} (not built yet)")
+        verb.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Reads the version only when it is asked for: the look-up takes 10 ms."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"reconciled {version('reconciled')}")
+        parser.exit()

@@ -1,0 +1,305 @@
+"""The running daemon: one tree of nurseries, from the first task to the last.
+
+    services                 outlive all work
+    └── work                 Stop.scope
+        ├── intake           Stop.intake
+        ├── dispatcher
+        └── reconciles
+
+Everything here is about order: what starts before what, and what outlives what. A comment
+stands at each place that would break when reordered.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import trio
+
+from reconciled.children import current_children
+from reconciled.core.loops import LoopDetector
+from reconciled.core.queue import WorkQueue
+from reconciled.core.resources import Key
+from reconciled.core.stages import Stage
+from reconciled.instant import STOPS, Signals
+from reconciled.journal.operations import VolatileOperations
+from reconciled.journal.store import Store
+from reconciled.observe import tasktree
+from reconciled.observe.logs import Logs
+from reconciled.orphans import Orphans
+from reconciled.runtime.build import Prepared, Ready, build
+from reconciled.runtime.controller import Controller
+from reconciled.runtime.dispatcher import Dispatcher
+from reconciled.runtime.ending import Ending
+from reconciled.runtime.host import Host
+from reconciled.runtime.once import Once
+from reconciled.runtime.permits import Permits
+from reconciled.runtime.record import StopRecord
+from reconciled.runtime.reload import Reloader, Swap
+from reconciled.runtime.runs import tell_loop
+from reconciled.stop import Stop
+from reconciled.stop.last_resort import LastResort
+
+# Sources get so long to say something before the daemon calls itself ready without them.
+SURVEY = 10.0
+
+
+@attrs.define(eq=False)
+class Daemon:
+    """One daemon; run() is its whole life inside trio, and gives the exit code."""
+
+    path: Path
+    environ: Mapping[str, str]
+    prepared: Prepared
+    logs: Logs
+    signals: Signals
+    store: Store
+    once: bool = False
+    began: float = attrs.field(factory=time.monotonic)
+    controllers: dict[str, Controller] = attrs.field(factory=dict, init=False)
+    host: Host = attrs.field(init=False)
+    dispatcher: Dispatcher = attrs.field(init=False)
+    permits: Permits = attrs.field(init=False)
+    reloader: Reloader = attrs.field(init=False)
+    orphans: Orphans = attrs.field(init=False)
+    ending: Ending = attrs.field(init=False)
+    last_resort: LastResort = attrs.field(init=False)
+    counted: Once | None = attrs.field(default=None, init=False)
+    _intake: trio.Nursery = attrs.field(init=False)
+    _reconciles: trio.Nursery = attrs.field(init=False)
+
+    async def run(self) -> int:
+        """Run until a stop has ended; the exit code."""
+        try:
+            async with trio.open_nursery() as services:
+                self._assemble(services)
+                await self._serve(services)
+                await self._work()
+                # Whoever waits for the store or the log has ended: nothing is cut off here.
+                services.cancel_scope.cancel(reason="work has ended")
+        except* Exception as group:
+            self.logs.log.critical("daemon.crashed", exc_info=group)
+            self.ending.crashed = True
+        return self.ending.finish()
+
+    # -- assembly ------------------------------------------------------------
+
+    def _assemble(self, services: trio.Nursery) -> None:
+        config = self.prepared.config
+        stop = Stop("daemon", config.stop)
+        stop.install()
+        children = current_children()
+        self.host = Host(
+            config.state,
+            self.logs,
+            self.signals,
+            stop,
+            WorkQueue(config.limits.concurrency, random.Random()),  # noqa: S311 - spreads load
+            self.store,
+            VolatileOperations(self.store.epoch),
+            children,
+            LoopDetector(),
+            StopRecord(stop),
+            services,
+        )
+        self.permits = Permits(config.state, self.logs.log, self._allow)
+        self.permits.prepare()
+        self.dispatcher = Dispatcher(self.host, lambda: self.controllers)
+        self.orphans = Orphans(children, self.logs.log)
+        self.reloader = Reloader(
+            self.path, self.environ, self.logs.log, config, self._running, self._swap
+        )
+        self.ending = Ending(self.host)
+        self.last_resort = LastResort(
+            stop,
+            lambda: self.signals.stop_at,
+            self.ending.tell_blocked,
+            self.ending.leave_hung,
+            self.logs.sink.fileno(),
+        )
+
+    async def _serve(self, services: trio.Nursery) -> None:
+        host = self.host
+        # The store first: everything else may write. It is the last to end as well, since it
+        # commits what still waits when it is cancelled.
+        await services.start(self.store.run, name="store writer")
+        services.start_soon(self.logs.serve, name="log")
+        services.start_soon(host.stop.run_stages, self.ending.leave_behind, name="stop stages")
+        services.start_soon(self.orphans.reap, name="orphan reaper")
+        services.start_soon(self.permits.serve, name="permits")
+        services.start_soon(self.reloader.serve, name="reload")
+        services.start_soon(self._end_loops, name="loop detector")
+        self.last_resort.begin()
+
+    async def _work(self) -> None:
+        stop = self.host.stop
+        with stop.scope:
+            async with trio.open_nursery() as work:
+                self._reconciles = await work.start(self._hold_reconciles, name="reconciles")
+                self._intake = await work.start(self._hold_intake, name="intake")
+                for ready in self.prepared.ready:
+                    await self._start(ready)
+                for stalled in self.prepared.stalled:
+                    self._tell_stalled(stalled.config.name, stalled.reason)
+                work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
+                # From here on a stop has stages: before, nothing had begun that could be cut.
+                self._listen()
+                work.start_soon(stop.guard, self._survey, name="survey")
+
+    async def _hold_reconciles(self, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await self.host.stop.began.wait()
+
+    async def _hold_intake(self, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        with self.host.stop.intake:
+            async with trio.open_nursery() as nursery:
+                task_status.started(nursery)
+                await trio.sleep_forever()
+
+    async def _start(self, ready: Ready) -> None:
+        controller = build(ready, self.host, self.host.stop, self.permits)
+        if self.once:
+            controller.watchers = tuple(each for each in controller.watchers if each.declares)
+        name = controller.name
+        await self._reconciles.start(controller.hold, name=f"reconciles of {name}")
+        self.controllers[name] = controller
+        self._intake.start_soon(self.host.stop.guard, controller.watch, name=f"intake of {name}")
+        for warning in ready.plugin.warnings:
+            self.logs.log.warning("plugin.warning", plugin=ready.plugin.name, reason=warning)
+
+    def _tell_stalled(self, controller: str, reason: str) -> None:
+        self.logs.log.error("controller.stalled", controller=controller, reason=reason)
+
+    async def _survey(self) -> None:
+        """Wait until every source has said something, and say that the daemon is ready."""
+        controllers = list(self.controllers.values())
+        with trio.move_on_after(SURVEY):
+            for controller in controllers:
+                await controller.surveyed.wait()
+        self.logs.log.info(
+            "daemon.ready",
+            controllers=len(controllers),
+            keys=sum(len(controller.manifests) for controller in controllers),
+            duration_s=round(time.monotonic() - self.began, 3),
+        )
+        if self.once:
+            self.counted = Once(lambda: self.host.stop.begin("every key has had its turn"))
+            # Outcomes before this are found again: their keys are queued, running or at rest.
+            self.counted.begin(controllers)
+
+    async def _end_loops(self) -> None:
+        while True:
+            await trio.sleep(5.0)
+            for notice in self.host.loops.quiet(trio.current_time()):
+                tell_loop(self.host, notice)
+
+    # -- signals ---------------------------------------------------------------
+
+    def _listen(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+
+        def wake() -> None:
+            # In a signal handler: nothing here may wait or take a lock.
+            if self.signals.stop_at is not None:
+                self.last_resort.arm()
+                self.last_resort.wake()
+            token.run_sync_soon(self._deliver, idempotent=True)
+
+        self.signals.started(wake)
+
+    def _deliver(self) -> None:
+        """In the loop: act on what the handlers saw, in order."""
+        while self.signals.received:
+            number, at = self.signals.received.popleft()
+            if number in STOPS:
+                self._stop(number, at)
+            elif number == signal.SIGHUP:
+                self._reload()
+            elif number == signal.SIGUSR2:
+                tasktree.dump(self.logs.log)
+            elif number == signal.SIGCHLD:
+                self.orphans.look()
+
+    def _stop(self, number: int, at: float) -> None:
+        stop, name = self.host.stop, signal.Signals(number).name
+        if stop.stage is Stage.RUNNING:
+            self.host.record.signal = number
+            self.ending.tell_begun(name)
+            stop.begin(name, at=trio.current_time() - (time.monotonic() - at))
+            self.dispatcher.wake()
+        elif number == signal.SIGINT:
+            stop.escalate("SIGINT again")
+        else:
+            stop.end_drain("SIGTERM again")
+
+    def _reload(self) -> None:
+        if self.host.stopping:
+            self.logs.log.warning("reload.refused", reason="a stop is under way")
+        else:
+            self.reloader.ask()
+
+    # -- reload and permits ----------------------------------------------------
+
+    def _running(self) -> dict[str, Ready]:
+        return {
+            name: Ready(each.config, each.plugin, each.reconciler)
+            for name, each in self.controllers.items()
+        }
+
+    async def _swap(self, swap: Swap) -> None:
+        if self.host.stopping:
+            self._reload()
+            return
+        config = swap.prepared.config
+        self.logs.set_level(config.log.level)
+        self.host.queue.limit = config.limits.concurrency
+        for stop in self.host.stop.and_inner():
+            stop.limits = config.stop
+        gone = set(self.controllers) - swap.kept
+        for name in sorted(gone):
+            self._retire(self.controllers.pop(name))
+        for name in sorted(swap.left):
+            self._tell_left(name)
+            self.host.queue.drop_lane(name)
+        for stalled in swap.prepared.stalled:
+            self._tell_stalled(stalled.config.name, stalled.reason)
+        for ready in swap.started:
+            await self._start(ready)
+
+    def _retire(self, controller: Controller) -> None:
+        controller.stop.begin("reload")
+        self.host.services.start_soon(
+            _retire, controller, name=f"stop of controller {controller.name}"
+        )
+
+    def _tell_left(self, name: str) -> None:
+        keys = sorted(key for key in self.store.keys() if key.startswith(f"{name}/"))
+        self.logs.log.warning(
+            "controller.left",
+            controller=name,
+            count=len(keys),
+            keys=keys[:20],
+            reason="it left the configuration: what it applied stays as it is",
+        )
+
+    def _allow(self, controller: str, keys: frozenset[Key]) -> None:
+        running = self.controllers.get(controller)
+        if running is None:
+            reason = "there is no such controller"
+            self.logs.log.warning("removals.bad_permit", controller=controller, reason=reason)
+        else:
+            running.allow(keys)
+
+
+async def _retire(controller: Controller) -> None:
+    """Take an old controller through its stop; over when its last run has ended."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(controller.stop.run_stages, controller.tell_stuck, name="stages")
+        await controller.ended.wait()
+        nursery.cancel_scope.cancel(reason="the controller has ended")

@@ -1,0 +1,61 @@
+"""The dispatcher: hands keys to runs, one at a time, and none from the instant of a stop.
+
+It reads the signal handler's own flag before each start (invariant 2); a run reads it once
+more in its first step, since a signal may come between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import attrs
+import trio
+
+from reconciled.runtime import runs
+from reconciled.runtime.controller import Controller
+from reconciled.runtime.host import Host
+
+
+@attrs.define(eq=False)
+class Dispatcher:
+    """controllers gives those that run now, by name: a reload changes them."""
+
+    host: Host
+    controllers: Callable[[], Mapping[str, Controller]]
+    _wake: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.host.queue.wake = self.wake
+
+    def wake(self) -> None:
+        """There may be something to hand out, or a stop has begun."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Hand out until a stop begins; then close the queue and end."""
+        host, queue = self.host, self.host.queue
+        while True:
+            self._wake = trio.Event()
+            self._hand_out()
+            if host.stopping:
+                break
+            due = queue.next_due()
+            with trio.CancelScope(deadline=math.inf if due is None else due):
+                await self._wake.wait()
+        unserved = queue.close(trio.current_time())
+        host.record.not_served = unserved.waiting + unserved.dirty
+
+    def _hand_out(self) -> None:
+        host, queue = self.host, self.host.queue
+        controllers = self.controllers()
+        while not host.stopping:
+            job = queue.get(trio.current_time())
+            if job is None:
+                return
+            controller = controllers.get(job.lane.name)
+            if controller is None or controller.nursery is None:
+                # Its controller left at a reload: the lane is dropped, the key forgotten.
+                job.lane.done(job, trio.current_time())
+                continue
+            controller.nursery.start_soon(runs.run, controller, job, name=f"reconcile {job.key}")

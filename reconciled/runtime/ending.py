@@ -1,0 +1,153 @@
+"""How the process ends: in order, with work left behind, or by the last resort.
+
+Whichever way it is, ordinary children are ended, the stop is reported, and what is in the log
+buffer is written. The exit codes are those of the contract: 0, 1, 3 and 70.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import attrs
+
+from reconciled.core.stages import Stage
+from reconciled.observe import stopreport
+from reconciled.observe.tasktree import frames_of
+from reconciled.runtime.host import Host
+from reconciled.stop import Cut, Work
+from reconciled.stop.last_resort import Blocked
+
+CLEAN, CRASHED, CUT, HUNG = 0, 1, 3, 70
+# The innermost frames of what blocks the loop that one log line shows.
+FRAMES = 6
+
+
+@attrs.define(eq=False)
+class Ending:
+    """Made with the daemon; each method that leaves does so once."""
+
+    host: Host
+    crashed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.host.stop.on_cleanup_cut = self._tell_cleanup
+
+    # -- while the stop goes on ----------------------------------------------
+
+    def tell_begun(self, signal: str) -> None:
+        """The first line of a stop: what it has to wait for, and how long at most."""
+        stop = self.host.stop
+        limits = stop.limits
+        critical = [section.name for section in stop.all_sections()]
+        self.host.log.info(
+            "stop.began",
+            signal=signal,
+            running=len(list(stop.all_works())),
+            critical=len(critical),
+            drain_s=limits.drain,
+            critical_s=limits.critical,
+            cleanup_s=limits.cleanup,
+        )
+
+    def _tell_cleanup(self, cut: Cut) -> None:
+        self.host.log.warning("cleanup.cut", task=cut.owner, reason=str(cut))
+
+    # -- the ends --------------------------------------------------------------
+
+    def finish(self) -> int:
+        """The tree has ended by itself."""
+        stop = self.host.stop
+        code = CUT if stop.cut_count else CLEAN
+        if self.crashed:
+            code = CRASHED
+        self._report(code)
+        return code
+
+    def leave_behind(self, works: Sequence[Work]) -> None:
+        """Work is still there after its cancellation and cleanup: leave without it.
+
+        Does not return. trio cannot abandon a task; one in a thread or a foreign shield would
+        keep the process for as long as it likes.
+        """
+        for work in works:
+            self.host.log.error(
+                "stop.left_behind",
+                key=work.key,
+                task=work.name,
+                where=frames_of(work.task)[:FRAMES],
+                reason="it ignores its cancellation",
+            )
+        killed = self.host.children.end_all()
+        self._report(CUT, killed=frozenset(child.pid for child in killed))
+        self.host.logs.close()
+        os._exit(CUT)
+
+    def tell_blocked(self, blocked: Blocked) -> None:
+        """In the last resort's thread: the loop does not turn."""
+        self.host.logs.last_words(
+            "error",
+            "loop.blocked",
+            seconds=round(blocked.seconds, 1),
+            task=blocked.task,
+            where=list(blocked.where[-FRAMES:]),
+            reason="code in the event loop does not give way: let it await, or use a thread",
+        )
+
+    def leave_hung(self, blocked: Blocked) -> None:
+        """In the last resort's thread: time is over. Does not return."""
+        logs = self.host.logs
+        logs.last_words(
+            "critical",
+            "stop.hung",
+            seconds=round(blocked.seconds, 1),
+            task=blocked.task,
+            where=list(blocked.where),
+            reason="the event loop does not answer: the process is ended from outside it",
+        )
+        killed = self.host.children.end_all()
+        self._report(
+            HUNG, killed=frozenset(child.pid for child in killed), stacks=blocked.where, hung=True
+        )
+        logs.close()
+        os._exit(HUNG)
+
+    def _report(
+        self,
+        code: int,
+        *,
+        killed: frozenset[int] = frozenset(),
+        stacks: Sequence[str] = (),
+        hung: bool = False,
+    ) -> None:
+        host = self.host
+        left = host.children.left()
+        report = host.record.report(
+            code,
+            left=left,
+            killed=killed,
+            stacks=stacks,
+            drops=host.logs.sink.statistics().dropped,
+        )
+        trouble = stopreport.write(report, host.state)
+        fields = {
+            "exit_code": code,
+            "duration_s": round(report.duration_s, 3),
+            "stage": max((stage for stage, _ in report.stages), default=Stage.RUNNING).name,
+            "interrupted": len(report.interrupted),
+            "cut": host.stop.cut_count,
+            "children_left": len(report.children),
+            "not_served": report.not_served,
+            "report": str(host.state / stopreport.TEXT_NAME),
+        }
+        if trouble:
+            fields["reason"] = trouble
+        level = "info" if code == CLEAN else "error"
+        if hung:
+            host.logs.last_words(level, "stop.ended", **fields)
+            return
+        for each in report.children:
+            host.log.warning("child.left", pid=each.pid, program=each.argv0, fate=each.fate.value)
+        for cut in host.stop.cuts:
+            host.log.error("operation.cut", task=cut.owner, reason=str(cut))
+        getattr(host.log, level)("stop.ended", **fields)

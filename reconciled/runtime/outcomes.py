@@ -1,0 +1,86 @@
+"""What the host makes of how a run ended: of a result, an exception, or a cancellation."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from reconciled.core.durations import format_duration
+from reconciled.core.results import Outcome, Result, Terminal, retry, terminal
+from reconciled.core.stages import Stage
+from reconciled.files import FileRefused
+from reconciled.stop import Overrun, Work
+
+INTERRUPTED = Result(Outcome.INTERRUPTED)
+REASON_LENGTH = 500
+
+
+@attrs.frozen
+class Failure:
+    """An exception as a result; internal marks one that nobody foresaw."""
+
+    result: Result
+    error: BaseException
+    internal: bool
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """What *error* means for its key; None where it is nothing but a cancellation.
+
+    SystemExit and KeyboardInterrupt from plugin code are that plugin's failure: a library that
+    calls sys.exit() must not end its host. Exceptions that drive coroutines are not ours.
+    """
+    rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
+    if rest is None:
+        return None
+    first: BaseException = rest
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, GeneratorExit):
+        return None
+    if isinstance(first, Terminal | FileRefused):
+        return Failure(terminal(_text(first)), first, internal=False)
+    if isinstance(first, Overrun):
+        return Failure(retry(f"Overrun: {first}"), first, internal=False)
+    if isinstance(first, SystemExit | KeyboardInterrupt):
+        reason = f"plugin code raised {type(first).__name__}({first}), which ends no daemon"
+        return Failure(retry(reason), first, internal=False)
+    known = isinstance(first, OSError) or type(first).__module__.startswith("reconciled.")
+    return Failure(retry(_text(first)), first, internal=not known)
+
+
+def cancellation_in(error: BaseException) -> BaseException | None:
+    """The cancellation within *error*, to be raised on: a group may hold it beside an error."""
+    if isinstance(error, trio.Cancelled):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(trio.Cancelled)
+    return None
+
+
+def checked(result: object) -> Result:
+    """*result*, if a reconciler may answer that."""
+    if isinstance(result, Result):
+        return result
+    return retry(
+        f"reconcile() returned {result!r:.80}: return done(), after(), retry() or terminal()"
+    )
+
+
+def result_of_cancelled(work: Work) -> Result:
+    """What it means that the scope of *work* ended it: a stop, or its timeout."""
+    if work.stop.stage >= Stage.STOPPING:
+        return INTERRUPTED
+    return retry(f"Timeout: took longer than {format_duration(work.timeout)}")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a plugin's exception may be broken itself
+        text = "its text cannot be read"
+    name = type(error).__name__
+    text = (
+        text if isinstance(error, Terminal | FileRefused) else f"{name}: {text}" if text else name
+    )
+    return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH] + "…"

@@ -1,0 +1,131 @@
+"""The start of the daemon: everything before the loop runs, and what may go wrong with it.
+
+Order: configuration, plugins, reaper, lock, store, loop. Nothing is written before the lock is
+held, and nothing is begun before the loop runs, so that a signal until then just ends it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from reconciled.config.load import load
+from reconciled.config.references import not_built
+from reconciled.core.problems import Invalid
+from reconciled.core.resources import Key
+from reconciled.instant import Signals
+from reconciled.journal.lock import Locked, StateLock, StateRefused
+from reconciled.journal.schema import StoreTooNew, StoreUnusable
+from reconciled.journal.store import Store
+from reconciled.observe.logs import Logs, configure
+from reconciled.orphans import become_reaper
+from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.daemon import Daemon
+from reconciled.runtime.once import Once
+
+DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
+
+
+def run_daemon(
+    path: Path, environ: Mapping[str, str], signals: Signals, *, once: bool = False
+) -> int:
+    """Be the daemon until it has stopped; the exit code. The handlers are installed already."""
+    began = time.monotonic()
+    try:
+        loaded = load(path, environ)
+        prepared = prepare(loaded.config)
+        if prepared.problems:
+            raise Invalid(list(prepared.problems))
+    except Invalid as invalid:
+        return _tell_invalid(path, environ, invalid)
+    log_config = loaded.config.log
+    logs = configure(log_config.format, log_config.level, environment=environ)
+    logs.adopt()
+    try:
+        for warning in loaded.warnings:
+            logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
+        for line in not_built(loaded.config):
+            logs.log.warning("config.not_built", reason=line)
+        return _locked(path, environ, signals, prepared, logs, once=once, began=began)
+    finally:
+        signals.ignore_stops()
+        logs.close()
+
+
+def _tell_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> int:
+    """The log's settings may be what is wrong: these lines go out in the default format."""
+    logs = configure(environment=environ)
+    for problem in invalid.problems:
+        logs.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
+    logs.log.error("daemon.refused", config=str(path), problems=len(invalid.problems))
+    logs.close()
+    return INVALID
+
+
+def _locked(  # noqa: PLR0913, PLR0917 - what the start has gathered
+    path: Path,
+    environ: Mapping[str, str],
+    signals: Signals,
+    prepared: Prepared,
+    logs: Logs,
+    *,
+    once: bool,
+    began: float,
+) -> int:
+    become_reaper()
+    signals.install()  # again: a parent that ignored a signal has handed that down
+    state = prepared.config.state
+    try:
+        lock = StateLock.acquire(state)
+    except Locked as error:
+        logs.log.error("daemon.locked", reason=str(error))
+        return HELD
+    except StateRefused as error:
+        logs.log.error("daemon.refused", reason=str(error))
+        return INVALID
+    try:
+        store = Store.open(state)
+    except StoreTooNew as error:
+        logs.log.error("daemon.refused", reason=str(error))
+        return INVALID
+    except StoreUnusable as error:
+        logs.log.error("daemon.failed", reason=str(error))
+        return FAILED
+    for warning in lock.warnings:
+        logs.log.warning("state.warning", reason=warning)
+    # Dumps without the interpreter's help, also while the loop is blocked.
+    faulthandler.register(signal.SIGUSR1, file=logs.sink.fileno(), all_threads=True)
+    logs.log.info(
+        "daemon.starting",
+        pid=os.getpid(),
+        config=str(path),
+        state=str(state),
+        epoch=store.epoch,
+        stop_budget_s=prepared.config.stop.budget,
+    )
+    daemon = Daemon(path, environ, prepared, logs, signals, store, once=once, began=began)
+    code = trio.run(partial(daemon.run), strict_exception_groups=True)
+    if once and code == DONE:
+        code = _once_code(logs, daemon.counted)
+    lock.release()
+    return code
+
+
+def _once_code(logs: Logs, counted: Once | None) -> int:
+    """Name each key that is not done."""
+    if counted is None:
+        logs.log.error("once.not_done", reason="it was stopped before every source was read")
+        return NOT_DONE
+    reasons: dict[Key, str] = dict.fromkeys(counted.missing, "the stop came first")
+    for key, reason in sorted((reasons | counted.failed).items()):
+        logs.log.error("once.not_done", key=key, reason=reason)
+    for source, reason in sorted(counted.unread.items()):
+        logs.log.error("once.unread", source=source, reason=reason)
+    return NOT_DONE if reasons or counted.failed or counted.unread else DONE

@@ -1,0 +1,37 @@
+"""What the daemon knows about one key: the conditions that ``status`` and the log speak of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reconciled.core.results import Outcome
+
+if TYPE_CHECKING:
+    from reconciled.core.resources import Fingerprint
+
+
+class Status:
+    """How the last run of a key ended. One object a key, changed in place (memory: 100 k keys).
+
+    outcome   of the last run that ended by itself; None before the first
+    reason    why it is not as desired; empty when it is
+    observed  fingerprint of the spec that the outcome speaks about
+    ended     when, on the loop's clock
+    """
+
+    __slots__ = ("ended", "observed", "outcome", "reason")
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.reason = ""
+        self.observed: Fingerprint | None = None
+        self.ended = 0.0
+
+    def __repr__(self) -> str:
+        outcome = self.outcome.value if self.outcome else "not run yet"
+        return f"<Status {outcome}{': ' + self.reason if self.reason else ''}>"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the key was as desired when last looked at."""
+        return self.outcome is Outcome.DONE or self.outcome is Outcome.AFTER
