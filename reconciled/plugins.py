@@ -156,7 +156,7 @@ class Located:
         try:
             reason = distrust(path.parent, path.parent.stat())
             if reason is not None:
-                raise ValueError(reason)  # noqa: TRY301 - one place turns refusals into Broken
+                raise ValueError(f"its directory {reason}")  # noqa: TRY301 - one place turns refusals into Broken
             source = read_trusted(path)
         except (OSError, ValueError) as exc:
             raise Broken(self.name, str(exc), Origin(str(path))) from exc

@@ -5,7 +5,8 @@ nothing we could count, and offers no place to go on after a broken document.
 
 1. Every mapping key is text and unique; no tag is taken, for data never becomes code.
 2. Aliases and merge keys (``<<``) are read, but each counts with all that it brings in:
-   a file never has more than MAX_NODES keys and values, however it is written (yaml/pyyaml#897).
+   a file never has more than MAX_NODES keys, values and documents, however it is written
+   (yaml/pyyaml#897).
 3. All problems of a file come at once. After a syntax error reading goes on at the next
    ``---``, so that one broken document costs only itself.
 4. Where a mapping and what it merges have a key in common the mapping's own wins, then the
@@ -23,7 +24,7 @@ import yaml
 
 from reconciled.config.positions import Place, Positions
 from reconciled.config.scalars import plain
-from reconciled.config.syntax import syntax_message
+from reconciled.config.syntax import syntax_fault
 from reconciled.config.text import decode
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
@@ -95,7 +96,7 @@ class _Reader:
     file: str
     problems: list[Problem] = attrs.Factory(list)
     lines: int = 0  # before the part that is being read
-    count: int = 0  # keys and values so far, over all documents
+    count: int = 0  # keys, values and documents so far
     began: int = 0  # index of the present document, in the part being read
     faults: int = 0  # problems of the documents that came before
     open: list[_Open] = attrs.Factory(list)
@@ -114,7 +115,7 @@ class _Reader:
             mark = exc.problem_mark or exc.context_mark
             # Its stub knows of a position only; marks of both parsers have the index.
             index = getattr(mark, "index", len(part))
-            self._problem(mark, syntax_message(exc, part, index, self.lines))
+            self._problem(*syntax_fault(exc, part, index, self.lines))
             match = _NEXT_DOCUMENT.search(part, max(index, self.began + 1))
             return start + match.start() if match is not None else None
         return None
@@ -132,6 +133,7 @@ class _Reader:
         elif kind is yaml.AliasEvent:
             self._alias(event)
         elif kind is yaml.DocumentStartEvent:
+            self._count(event)
             self.began = event.start_mark.index
             self.faults = len(self.problems)
             self.anchors.clear()
@@ -266,8 +268,8 @@ class _Reader:
         self.count += 1
         if self.count > MAX_NODES:
             message = (
-                f"more than {MAX_NODES} keys and values, with what aliases and merges bring in: "
-                "split the file, or write less with aliases"
+                f"more than {MAX_NODES} keys, values and documents, with what aliases and "
+                "merges bring in: split the file, or write less with aliases"
             )
             self._problem(event.start_mark, message)
             raise _TooMuch

@@ -106,16 +106,19 @@ class _Loading:
     problems: list[Problem] = attrs.Factory(list)
     warnings: list[Problem] = attrs.Factory(list)
     files: list[_File] = attrs.Factory(list)
+    unread: bool = False  # a file could not be used: what is missing may stand there
     structurer: Structurer = attrs.Factory(Structurer)
 
     def read(self, path: Path) -> _File | None:
         """Read one file and note its problems; None where nothing of it can be used."""
         document = self._document(path)
         if document is None:
+            self.unread = True
             return None
         if not isinstance(document.data, dict):
             message = f"takes a mapping of {', '.join(_KEYS)}, got {described(document.data)}"
             self.problems.append(document.positions.problem((), message))
+            self.unread = True
             return None
         file = _File(path, document.data, document.positions)
         for key in document.data:
@@ -244,7 +247,8 @@ class _Loading:
         directory = self.environ.get("STATE_DIRECTORY", "").partition(":")[0]
         if directory:
             return Path(directory)
-        if not any(guess(key, ("state",)) for file in self.files for key in file.data):
+        misspelt = any(guess(key, ("state",)) for file in self.files for key in file.data)
+        if not misspelt and not self.unread:
             message = (
                 "state is missing, and $STATE_DIRECTORY is not set: add state: /var/lib/reconciled"
             )

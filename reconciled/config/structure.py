@@ -10,6 +10,7 @@ cattrs finds the hook for a type; every hook that matters is ours, for its own o
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import types
 from functools import partial
@@ -111,6 +112,7 @@ class Structurer:
                         values[name] = self._read(data[name], field.type)
                 elif field.default is attrs.NOTHING and name not in meant:
                     found.faults.append(Fault((), f"{name} is missing: add {name}"))
+            _note_invalid(values, fields, found)
             found.raise_any()
             return _construct(cls, values)
 
@@ -198,6 +200,23 @@ def _note_unknown(data: dict[str, Any], fields: dict[str, Any], found: Collectio
             found.add(key, unknown("key", key, free or fields), at_key=True)
             meant.add(guess(key, free) or "")
     return meant
+
+
+def _note_invalid(values: dict[str, Any], fields: dict[str, Any], found: Collection) -> None:
+    """Note what validators say of each part that could be read.
+
+    Making the object would tell only the first of it, and nothing while a part is missing.
+    """
+    partly = types.SimpleNamespace(**{fields[key].name: values[key] for key in values})
+    for key, value in values.items():
+        if fields[key].validator is None:
+            continue
+        # Another error may come of a part that is not there: making the object tells the truth.
+        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):
+            try:
+                fields[key].validator(partly, fields[key], value)
+            except ValueError as exc:
+                found.add(key, str(exc.args[0]) if exc.args else "is not valid")
 
 
 def _construct(cls: Any, values: dict[str, Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 
 _HINTS = {
@@ -26,18 +28,24 @@ _HINTS = {
 }
 
 
-def syntax_message(exc: yaml.MarkedYAMLError, text: str, index: int, lines: int) -> str:
-    """What *exc*, raised at *index* of *text*, means; *lines* were read before *text*."""
+def syntax_fault(exc: yaml.MarkedYAMLError, text: str, index: int, lines: int) -> tuple[Any, str]:
+    """Where *exc*, raised at *index* of *text*, has to be mended, and how.
+
+    *lines* is the number of lines that were read before *text*.
+    """
+    place = exc.problem_mark or exc.context_mark
     said = exc.problem or exc.context or "not YAML"
-    character = text[index : index + 1]
     if said == "found character that cannot start any token":
+        character = text[index : index + 1]
         if character == "\t":
-            return "a tab cannot indent: use spaces"
-        return f"{character} cannot begin a word: put the word into quotes"
+            return place, "a tab cannot indent: use spaces"
+        return place, f"{character} cannot begin a word: put the word into quotes"
     message = _HINTS.get(said, said)
     opened = exc.context_mark
-    # An unclosed bracket or quote is noticed far below: the place to mend is where it opens.
     unclosed = "flow" in (exc.context or "") or "quoted" in (exc.context or "")
-    if unclosed and opened is not None and opened.index < index:
-        message += f" (opened in line {opened.line + 1 + lines})"
-    return message
+    if not unclosed or opened is None:
+        return place, message
+    if index >= len(text.rstrip()):
+        # Noticed only where the file ends, which is no place to mend anything.
+        return opened, message
+    return place, f"{message} (opened in line {opened.line + 1 + lines})"

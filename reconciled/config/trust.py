@@ -21,7 +21,7 @@ def distrust(path: Path, status: os.stat_result) -> str | None:
     if not status.st_mode & _OTHERS:
         return None
     who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
-    return f"{path} can be written by {who}: chmod go-w {shlex.quote(str(path))}"
+    return f"can be written by {who}: chmod go-w {shlex.quote(str(path))}"
 
 
 def read_trusted(path: Path) -> bytes:
@@ -31,12 +31,15 @@ def read_trusted(path: Path) -> bytes:
     """
     # Without blocking: opening a FIFO that nobody writes would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         # Asked of the open file, so that it cannot be another one by then.
-        status = os.fstat(file.fileno())
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path} is no regular file")
+            raise ValueError("is no regular file")
         reason = distrust(path, status)
         if reason is not None:
             raise ValueError(reason)
-        return file.read(MAX_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,50 @@
+"""References: what a configuration says with its plugins, and with this version, in view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reconciled.config.load import load
+from reconciled.config.model import Config
+from reconciled.config.references import not_built, references
+
+TEXT = """state: /x
+journal: {history: {age: 1d}}
+controllers:
+  a:
+    reconciler: exec
+    watch: [{directory: one}, {every: 1m}]
+    interrupted: hold
+  b:
+    reconciler: exec
+    watch: [{every: 1m}, {directory: ./two/../one}]
+"""
+
+
+def config(folder: Path) -> Config:
+    path = folder / "c.yaml"
+    path.write_text(TEXT)
+    path.chmod(0o644)
+    return load(path, {}).config
+
+
+def test_two_takers_of_one_kind_in_one_directory(tmp_path: Path) -> None:
+    """Two controllers that take one kind from one directory are told, both with their places."""
+    (problem,) = references(config(tmp_path), {"a": "Exec", "b": "Exec"})
+    assert str(problem.origin) == f"{tmp_path}/c.yaml:10:26"
+    assert f"controllers a ({tmp_path}/c.yaml:6:13) and b both take Exec" in problem.message
+
+
+def test_one_directory_serves_several_kinds(tmp_path: Path) -> None:
+    """Controllers of different kinds share a directory; one whose plugin is broken has no kind."""
+    assert references(config(tmp_path), {"a": "Exec", "b": "File"}) == []
+    assert references(config(tmp_path), {"a": "Exec"}) == []
+
+
+def test_only_what_was_written_is_named_as_not_built(tmp_path: Path) -> None:
+    """A name without effect is named if a person wrote it, with its place; a default never is."""
+    names = {"http": "x", "journal.history": "y", "controllers.*.interrupted": "z"}
+    assert not_built(config(tmp_path), names) == [
+        f"{tmp_path}/c.yaml:2:11: journal.history has no effect in this version: y",
+        f"{tmp_path}/c.yaml:7:5: controllers.a.interrupted has no effect in this version: z",
+    ]

@@ -1,0 +1,335 @@
+"""Plugins: found by name, loaded anew, and their faults kept to themselves (C15)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from reconciled.config.load import load
+from reconciled.config.manifests import Parser
+from reconciled.config.model import ControllerConfig
+from reconciled.core.problems import Invalid
+from reconciled.core.resources import Origin
+from reconciled.plugins import Broken, NotFound, Plugin, find, make_validator
+
+MOTD = """from __future__ import annotations
+import attrs
+from reconciled.api import Reconciler, Request, Result, done
+
+@attrs.frozen
+class Motd:
+    path: str
+    text: str = "VERSION 1"
+
+class MotdReconciler(Reconciler[Motd]):
+    async def reconcile(self, request: Request[Motd]) -> Result:
+        return done()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A plugin directory that nobody else can write; its modules are forgotten afterwards."""
+    directory = tmp_path / "plugins"
+    directory.mkdir(mode=0o755)
+    yield directory
+    for name in [name for name in sys.modules if name.startswith("reconciled_plugin_")]:
+        del sys.modules[name]
+
+
+def plugin(folder: Path, text: str, name: str = "MotdReconciler") -> Plugin:
+    path = folder / "motd.py"
+    path.write_text(text)
+    path.chmod(0o644)
+    return find(f"motd:{name}", [folder]).load()
+
+
+def broken(folder: Path, text: str) -> Broken:
+    with pytest.raises(Broken) as caught:
+        plugin(folder, text)
+    return caught.value
+
+
+def test_built_in() -> None:
+    """The reconcilers that come along are found by name and say what they take."""
+    loaded = find("exec").load()
+    assert (loaded.name, loaded.kind, loaded.spec_class.__name__) == ("exec", "Exec", "Exec")
+    assert find("file").load().kind == "File"
+
+
+def test_built_in_without_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for a built-in one scans no installed packages, which would delay every start."""
+    monkeypatch.setattr(importlib.metadata, "entry_points", None)
+    find("exec")
+    find("file")
+
+
+def test_a_file(folder: Path) -> None:
+    """A class of a file in a plugin directory is a plugin, with its file as its origin."""
+    loaded = plugin(folder, MOTD)
+    assert loaded.origin == str(folder / "motd.py")
+    assert loaded.kind == "Motd"
+    assert loaded.spec_class is sys.modules[loaded.cls.__module__].Motd
+    assert loaded.options_class is None
+    assert loaded.warnings == ()
+
+
+def test_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package offers reconcilers by entry points, with the package's version."""
+    info = tmp_path / "motd-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: motd\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text(
+        "[reconciled.reconcilers]\nmotd = motd_package:MotdReconciler\n"
+    )
+    (tmp_path / "motd_package.py").write_text(MOTD)
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = find("motd").load()
+    assert (loaded.version, loaded.kind) == ("2.5", "Motd")
+    with pytest.raises(NotFound, match="did you mean motd"):
+        find("modt")
+
+
+def test_c13_a_reload_reads_the_file_of_now(folder: Path) -> None:
+    """Each load is a module of its own: the new class is the new file's, the old one lives on."""
+    old = plugin(folder, MOTD)
+    new = plugin(folder, MOTD.replace("VERSION 1", "VERSION 2"))
+    assert old.spec_class("/x").text == "VERSION 1"
+    assert new.spec_class("/x").text == "VERSION 2"
+    assert old.cls.__module__ != new.cls.__module__
+    assert plugin(folder, MOTD).cls is not old.cls
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("exce", "no reconciler exce: did you mean exec?"),
+        ("nothing-like-it", "there are exec, file"),
+        ("motd", "for its file write motd:CLASS"),
+        ("mtod:MotdReconciler", "did you mean motd:MotdReconciler?"),
+        ("qqqqqq:X", "no plugin file qqqqqq.py in "),
+        ("../motd:X", "write FILE:CLASS"),
+        ("motd:X.Y", "write FILE:CLASS"),
+        (":X", "write FILE:CLASS"),
+    ],
+)
+def test_c13_a_name_that_leads_nowhere(folder: Path, name: str, words: str) -> None:
+    """An unknown name is NotFound, with the one that was probably meant; nothing is imported."""
+    (folder / "motd.py").write_text("raise SystemExit(3)")
+    with pytest.raises(NotFound) as caught:
+        find(name, [folder])
+    assert words in str(caught.value)
+
+
+def test_a_class_that_is_not_there(folder: Path) -> None:
+    """A class that the file lacks is NotFound, as a misspelt name is."""
+    with pytest.raises(NotFound, match=r"no class MotdReconcilr: did you mean MotdReconciler\?"):
+        plugin(folder, MOTD, "MotdReconcilr")
+
+
+def test_without_directories() -> None:
+    """A file's name without any plugin directory says which setting is missing."""
+    with pytest.raises(NotFound, match=r"plugins\.directories names no directory"):
+        find("motd:X")
+
+
+def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
+    """No directory comes before another: one name in two of them is an error naming both."""
+    (folder / "motd.py").touch()
+    (tmp_path / "motd.py").touch()
+    with pytest.raises(NotFound, match="two plugin directories"):
+        find("motd:X", [folder, tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("raise ValueError('boom')", "ValueError: boom"),
+        ("import sys; sys.exit(3)", "its import tried to end the process (sys.exit(3))"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise ExceptionGroup('group', [ValueError('x')])", "ExceptionGroup: group"),
+        ("raise BaseExceptionGroup('group', [SystemExit(1)])", "BaseExceptionGroup: group"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("raise MemoryError", "MemoryError"),
+    ],
+)
+def test_c15_what_an_import_raises(folder: Path, line: str, reason: str) -> None:
+    """Whatever an import raises is Broken, with the line in the plugin's own file."""
+    error = broken(folder, "# first line\n" + line)
+    assert reason in error.reason
+    assert error.origin.file == str(folder / "motd.py")
+    assert error.origin.line >= 2
+    assert not [name for name in sys.modules if name.startswith("reconciled_plugin_motd")]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("MotdReconciler = 5", "it is no subclass of reconciled.api.Reconciler"),
+        (MOTD.replace("async def", "def"), "its method reconcile is not async"),
+        (MOTD + "    def remove(self, request): ...\n", "its method remove is not async"),
+        (MOTD.replace("async def reconcile", "async def other"), "it lacks the method reconcile"),
+        (MOTD.replace("[Motd])", ")"), "it names no attrs class as its spec"),
+        (MOTD.replace("@attrs.frozen\n", ""), "it names no attrs class as its spec"),
+        (MOTD + "    kind = 5\n", "its kind is no word"),
+        (MOTD + "    kind = 'a/b'\n", "its kind is no word"),
+        (MOTD + "    Options = dict\n", "its Options are no attrs class"),
+    ],
+)
+def test_c15_garbage(folder: Path, text: str, reason: str) -> None:
+    """A class that is no reconciler is Broken, with what it lacks."""
+    assert reason in broken(folder, text).reason
+
+
+def test_spec_of_a_base_class_and_by_name(folder: Path) -> None:
+    """The spec may be named by a base class, or as text."""
+    text = MOTD + "class Child(MotdReconciler):\n    kind = 'Other'\n"
+    text = text.replace("Reconciler[Motd])", "Reconciler['Motd'])")
+    loaded = plugin(folder, text, "Child")
+    assert (loaded.kind, loaded.spec_class.__name__) == ("Other", "Motd")
+
+
+def test_c15_signals_are_as_before(folder: Path) -> None:
+    """An import that changes how signals are handled is undone, and said, even when it fails."""
+    text = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal = print
+signal.set_wakeup_fd(-1)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+"""
+    handler, function = signal.getsignal(signal.SIGTERM), signal.signal
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        loaded = plugin(folder, MOTD + text)
+        wakeup = signal.set_wakeup_fd(writing)
+        assert wakeup == writing
+        broken(folder, text + "raise ValueError")
+        assert signal.set_wakeup_fd(writing) == writing
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.signal is function
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert loaded.warnings == (
+        "it patched the signal module; undone",
+        "it changed the handler of SIGTERM; undone",
+        "it changed the wakeup descriptor of signals; undone",
+        "it changed the signal mask; undone",
+    )
+
+
+def test_loading_in_a_thread(folder: Path) -> None:
+    """A plugin can be loaded outside the main thread."""
+    found: list[Plugin] = []
+    thread = threading.Thread(target=lambda: found.append(plugin(folder, MOTD)))
+    thread.start()
+    thread.join(10)
+    assert [loaded.kind for loaded in found] == ["Motd"]
+
+
+def test_refuses_what_others_can_write(folder: Path) -> None:
+    """Code that others can write is never run, nor is code in a directory of that kind."""
+    path = folder / "motd.py"
+    path.write_text("raise AssertionError('was run')")
+    for changed, mode in ((path, 0o666), (folder, 0o777)):
+        path.chmod(0o644)
+        changed.chmod(mode)
+        with pytest.raises(Broken, match=f"can be written by everybody: chmod go-w {changed}$"):
+            find("motd:X", [folder]).load()
+
+
+def test_specs_are_validated_at_their_place(folder: Path) -> None:
+    """Problems of a spec come with line and column; other kinds are left alone."""
+    loaded = plugin(folder, MOTD)
+    text = b"""kind: Motd
+metadata: {name: a}
+spec: {path: 5, txet: x}
+---
+kind: Other
+metadata: {name: b}
+spec: {anything: 1}
+"""
+    manifests, problems = Parser(make_validator(loaded, loaded)).parse(text, "f")
+    assert [manifest.name for manifest in manifests] == ["b"]
+    assert [str(problem) for problem in problems] == [
+        'f:3:14: spec.path: takes text, got the number 5: write "5"',
+        "f:3:17: unknown key txet: did you mean text?",
+    ]
+
+
+def test_spec_of_a_manifest(folder: Path) -> None:
+    """A manifest's spec is read as the plugin's class; a fault is told at the manifest."""
+    loaded = plugin(folder, MOTD)
+    text = b"\n\nkind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
+    ((manifest,), _) = Parser().parse(text, "f")
+    assert loaded.spec(manifest) == loaded.spec_class("/x")
+    with pytest.raises(Invalid, match=r"^f:3:1: spec\.path: takes text"):
+        loaded.spec(attrs.evolve(manifest, spec={"path": None}))
+    assert manifest.origin == Origin("f", 3, 1)
+
+
+def test_c15_a_spec_that_ends_the_process(folder: Path) -> None:
+    """A spec class that calls sys.exit() is a problem of that one manifest."""
+    text = MOTD.replace(
+        '"VERSION 1"', '"x"\n    def __attrs_post_init__(self): raise SystemExit(3)'
+    )
+    ((manifest,), _) = Parser().parse(b"kind: Motd\nmetadata: {name: a}\nspec: {path: x}", "f")
+    with pytest.raises(Invalid):
+        plugin(folder, text).spec(manifest)
+
+
+def test_options(folder: Path, tmp_path: Path) -> None:
+    """Options are read as the plugin's class, strictly, with every fault at its place."""
+    text = MOTD + "    @attrs.frozen\n    class Options:\n        root: str = '/'\n"
+    configuration = tmp_path / "c.yaml"
+
+    def controller(options: str) -> ControllerConfig:
+        configuration.write_text(
+            "state: /x\ncontrollers:\n  motd:\n    reconciler: motd:MotdReconciler\n"
+            f"    watch: [every: 1m]\n    options: {options}\n"
+        )
+        configuration.chmod(0o644)
+        return load(configuration, {}).config.controllers["motd"]
+
+    with_options, without = plugin(folder, text), plugin(folder, MOTD)
+    assert with_options.options(controller("{root: /srv}")).root == "/srv"
+    assert with_options.options(controller("{}")).root == "/"
+    assert without.options(controller("{}")) is None
+    with pytest.raises(Invalid, match=r"c\.yaml:6:15: unknown key rot: did you mean root\?"):
+        with_options.options(controller("{rot: x}"))
+    with pytest.raises(Invalid, match=r"c\.yaml:6:14: .* takes no options: remove them"):
+        without.options(controller("{root: x}"))
+
+
+@pytest.mark.processes
+def test_c15_the_process_lives_on(folder: Path) -> None:
+    """A process that loads a plugin which exits at import goes on and ends as it wants."""
+    (folder / "motd.py").write_text("import sys; sys.exit(3)")
+    (folder / "motd.py").chmod(0o644)
+    program = (
+        "import pathlib, sys\n"
+        "from reconciled.plugins import Broken, find\n"
+        "try: find('motd:X', [pathlib.Path(sys.argv[1])]).load()\n"
+        "except Broken as error: print(error)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=True, capture_output=True, text=True
+    )
+    assert f"{folder}/motd.py:1:1: reconciler motd:X cannot be used: its import" in ran.stdout
