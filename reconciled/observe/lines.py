@@ -22,6 +22,8 @@ _UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff]")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\\\\]")
 _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f]+")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
+# Made once: json.dumps() makes one for each call that has options.
+_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _EVENT_WIDTH = 24  # most names are shorter, so that fields start in one column
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {
@@ -62,7 +64,7 @@ def json_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) ->
     for name, value in fields.items():
         if name not in line:
             line[name] = value
-    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    text = _ENCODE(line)
     # isascii() is free, and such characters can stand in JSON's strings only.
     if not text.isascii() or "\x7f" in text:
         text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

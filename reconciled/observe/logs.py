@@ -177,10 +177,11 @@ class Logs:
         return fields
 
     def _plain(self, _logger: Any, _level: str, fields: dict[str, Any]) -> dict[str, Any]:
+        redactor = self.redactor
         for name, value in fields.items():
             if name == "exc_info":
                 continue
-            fields[name] = REDACTED if names_secret(name) else plain(value, self.redactor)
+            fields[name] = REDACTED if names_secret(name) else plain(value, redactor)
         return fields
 
     def _fold(self, _logger: Any, level: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -188,10 +189,14 @@ class Logs:
             return fields
         line = _folding_line(level, fields)
         now = self._clock()
-        with self._exclusive() as held:
-            if not held:
+        with self._lock:  # _exclusive() by hand: a generator would cost a tenth of the line
+            if self._folding:
                 return fields
-            verdict = self._folder.admit(line, now)
+            self._folding = True
+            try:
+                verdict = self._folder.admit(line, now)
+            finally:
+                self._folding = False
         if isinstance(verdict, Suppress):
             raise structlog.DropEvent
         if verdict.before is not None:

@@ -11,6 +11,7 @@ It comes before cutting long texts, so that no cut leaves half a secret unrecogn
 from __future__ import annotations
 
 import base64
+import functools
 import re
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -29,6 +30,8 @@ _USERINFO = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _SCHEME = re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{4,}", re.IGNORECASE)
 
 
+# A memo of a pure function: the same few names come with every line.
+@functools.lru_cache(maxsize=1024)
 def names_secret(name: str) -> bool:
     """Whether a value under *name* is to be hidden whatever it is."""
     return _NAME.search(name) is not None

@@ -85,6 +85,10 @@ class Sink:
         """Whether a person reads it."""
         return self._descriptor.terminal
 
+    def fileno(self) -> int:
+        """For faulthandler, which writes by itself: standard error where there is nothing else."""
+        return self._descriptor.number if self._descriptor.number >= 0 else 2
+
     def statistics(self) -> SinkStatistics:
         """What became of the lines so far."""
         waiting = self._accepted - self._written - self._dropped

@@ -16,7 +16,9 @@ import attrs
 import pytest
 import structlog
 import trio
+import trio.testing
 
+from reconciled.core.folding import Emit, Folder, Line, Suppress
 from reconciled.observe.logs import Logs, configure
 
 
@@ -89,10 +91,13 @@ def test_a_line_of_text(make: Callable[..., Log]) -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_nothing_ends_a_line_or_talks_to_the_terminal(make: Callable[..., Log], style: str) -> None:
+@pytest.mark.parametrize("character", "\n\r\x1b\x9b\u2028\u202e\u2066\x7f\udcff\x00")
+def test_nothing_ends_a_line_or_talks_to_the_terminal(
+    make: Callable[..., Log], style: str, character: str
+) -> None:
     """Newlines, escape sequences and direction marks in values and names come out escaped."""
     log = make(style)
-    evil = "a\nb\r\x1b[31m\x9b2J\u2028\u202e\x7f\udcff"
+    evil = f"a{character}[2Jb"
     log.logs.log.info("event.name", value=evil, nested={"x": [evil]}, **{evil: 1})
     text = log.text()
     assert text.count("\n") == 1
@@ -231,8 +236,10 @@ def test_notes_that_differ_are_all_told(make: Callable[..., Log]) -> None:
     ]
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_summaries_come_by_themselves(make: Callable[..., Log]) -> None:
+async def test_summaries_come_by_themselves(
+    make: Callable[..., Log],
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - its presence is its effect
+) -> None:
     """serve() tells what was counted when it is due, without a further line."""
     log = make()
     log.logs.log.error("run.failed", key="site/a", reason="refused")
@@ -343,6 +350,22 @@ def test_a_finalizer_that_logs_does_not_hang(make: Callable[..., Log]) -> None:
     Late()
     log.logs.log.warning("outer", value=Collects())
     assert {line["event"] for line in log.lines()} == {"outer", "finalizer.ran"}
+
+
+def test_a_line_from_within_the_folding_is_not_folded(make: Callable[..., Log]) -> None:
+    """Code that logs while its own thread is in the midst of folding leaves the folder alone."""
+    log = make()
+
+    class Interrupted(Folder):
+        def admit(self, line: Line, now: float) -> Emit | Suppress:
+            if line.event == "outer":
+                log.logs.log.warning("inner")
+            assert line.event != "inner"
+            return super().admit(line, now)
+
+    log.logs._folder = Interrupted()
+    log.logs.log.warning("outer")
+    assert [line["event"] for line in log.lines()] == ["inner", "outer"]
 
 
 def test_journal_is_json_for_now_and_says_so(make: Callable[..., Log]) -> None:

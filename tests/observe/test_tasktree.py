@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import attrs
-import pytest
 import trio
 import trio.testing
 
@@ -42,8 +41,9 @@ async def plain() -> None:
     await inner()
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_what_a_task_is_doing() -> None:
+async def test_what_a_task_is_doing(
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - its presence is its effect
+) -> None:
     """Each task with its name, its innermost frame outside trio, cancellation and shield."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shielded, name="site/a")
@@ -67,8 +67,9 @@ async def test_what_a_task_is_doing() -> None:
     json.dumps([view.as_data() for view in after])
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_parents_come_before_children() -> None:
+async def test_parents_come_before_children(
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - its presence is its effect
+) -> None:
     """Depth and order show whose child a task is; siblings are sorted by name."""
 
     async def parent() -> None:
@@ -110,6 +111,20 @@ async def test_other_versions_of_trio() -> None:
         parent_nursery = None
 
     assert tasktree._scopes_of(Bare()) == (False, [])  # type: ignore[arg-type]
+
+
+async def test_shields_are_those_of_the_task_itself() -> None:
+    """A child in a parent's shield has none of its own: lifting it would be the parent's work."""
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(30, shield=True):
+            async with trio.open_nursery() as inside:
+                inside.start_soon(plain, name="child")
+                await trio.testing.wait_all_tasks_blocked()
+                child = named(tree(), "child")
+                inside.cancel_scope.cancel(reason="seen")
+        nursery.cancel_scope.cancel(reason="seen")
+    assert child.shields == ()
+    assert child.deadline is None
 
 
 async def test_frames_of_a_task_in_a_thread() -> None:
