@@ -506,7 +506,7 @@ def killed_at(call: str, when: int, file: Path) -> bool:
     [("rename,renameat,renameat2", 1), ("fsync", 1), ("fsync", 2), ("fchmod", 1)],
 )
 def test_a_kill_leaves_the_old_or_the_new_file(tmp_path: Path, call: str, when: int) -> None:
-    """Killed at any system call, the name stands for a whole file, old or new (invariant 16).
+    """Killed around rename or sync, the name stands for a whole file (invariant 16).
 
     What is left beside it has the recognisable name.
     """

@@ -16,17 +16,19 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 
-from reconciled.core.resources import Fingerprint, Key
+from reconciled.core.resources import Fingerprint, Key, controller_of
 from reconciled.journal import schema
 
 MOST_AT_ONCE = 500  # writes a transaction: bounds what one failed commit takes with it
+
+_APPLIED = "SELECT key, kind, fingerprint, base, at, complete, spec FROM applied"
 
 Write = Callable[[sqlite3.Connection], Any]
 
@@ -68,14 +70,23 @@ class Applied:
 def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, Applied]:
     """Everything that a store remembers of *controller*, by key and in order of keys."""
     rows = connection.execute(
-        "SELECT key, kind, fingerprint, base, at, complete, spec FROM applied"
-        " WHERE key > ? AND key < ? ORDER BY key",
+        f"{_APPLIED} WHERE key > ? AND key < ? ORDER BY key",
         (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
     )
-    return {
-        key: Applied(key, kind, fingerprint, base, at, bool(complete), spec)
-        for key, kind, fingerprint, base, at, complete, spec in rows
-    }
+    return {row[0]: _applied(row) for row in rows}
+
+
+def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Applied]]:
+    """Everything that a store remembers, by controller and key."""
+    found: dict[str, dict[Key, Applied]] = {}
+    for row in connection.execute(f"{_APPLIED} ORDER BY key"):
+        found.setdefault(controller_of(row[0]), {})[row[0]] = _applied(row)
+    return found
+
+
+def _applied(row: Sequence[Any]) -> Applied:
+    key, kind, fingerprint, base, at, complete, spec = row
+    return Applied(key, kind, fingerprint, base, at, bool(complete), spec)
 
 
 @attrs.define(eq=False)
@@ -155,6 +166,16 @@ class Store:
     def applied(self, controller: str) -> dict[Key, Applied]:
         """Everything remembered of *controller*, from the disk. Synchronous: for the start."""
         return read_applied(self._connection, controller)
+
+    async def recall(self, key: Key) -> Applied | None:
+        """What is remembered of *key*; read by the writer, whose connection it is."""
+
+        def read(connection: sqlite3.Connection) -> Applied | None:
+            row = connection.execute(f"{_APPLIED} WHERE key = ?", (key,)).fetchone()
+            return None if row is None else _applied(row)
+
+        remembered: Applied | None = await self.write(read)
+        return remembered
 
     def source_identity(self, controller: str, source: str) -> str:
         """The identity that *source* last had; empty if it never had one."""

@@ -42,7 +42,9 @@ from reconciled.files import (
 from reconciled.reconcilers.diff import describe_change, is_private
 from reconciled.reconcilers.written import Written
 
-BUDGET = "60s"  # of replacement, validate and after together
+BUDGET = (
+    60.0  # seconds, where stop.critical leaves as much: of replacement, validate and after together
+)
 _MODE = re.compile(r"0?[0-7]{3,4}")
 
 
@@ -125,7 +127,7 @@ class FileReconciler(Reconciler[File]):
         spec = request.spec
         content = await _content(request)
         found = await self._compare(spec, content)
-        note = await Written.read(request.output)
+        note = await Written.read(request.memory)
         changes = []
         if found.differences:
             changes.append(await self._change(spec, content, found))
@@ -138,27 +140,27 @@ class FileReconciler(Reconciler[File]):
         spec = request.spec
         content = await _content(request)
         found = await self._compare(spec, content)
-        note = await Written.read(request.output)
+        note = await Written.read(request.memory)
         # Left behind by a process that died between writing and renaming.
         unfinished = note.temporary is not None or note.owed
         if not (found.differences or unfinished or note.others(spec.path)):
             return done()
         async with (
             request.operation("write") as operation,
-            operation.critical(budget=BUDGET),
+            operation.critical(budget=min(BUDGET, request.critical_limit)),
         ):
             await self._clear(note)
             if found.differences:
                 name = temporary_name(spec.path)
                 note = note.begin(spec.path, digest_of(content), name, owed=bool(spec.after))
-                await note.save(request.output)
+                await note.save(request.memory)
                 await operation.step(
                     "replace", partial(self._replace, request, operation, content, name)
                 )
             if note.owed and spec.after:
                 await operation.step("after", partial(_after, request, operation))
             note = await self._leave_others(request, operation, note)
-            await note.settle().save(request.output)
+            await note.settle().save(request.memory)
         return done(_summary(found, ran=note.owed and bool(spec.after)))
 
     async def _compare(self, spec: File, content: bytes) -> Comparison:
@@ -226,20 +228,20 @@ class FileReconciler(Reconciler[File]):
 
     async def _remove(self, request: Request[File]) -> Result:
         path = request.spec.path
-        note = await Written.read(request.output)
+        note = await Written.read(request.memory)
         if path not in note.files:
             request.log.warning("file.left", path=path, why="it was never written from here")
         if not note.files and note.temporary is None:
             return done(f"left {path}")
         async with (
             request.operation("remove") as operation,
-            operation.critical(budget=BUDGET),
+            operation.critical(budget=min(BUDGET, request.critical_limit)),
         ):
             await self._clear(note)
             for path, digests in note.files.items():
                 take_away = partial(self._take_away, request, digests, path)
                 await operation.step(f"remove {path}", take_away)
-            await Written.erase(request.output)
+            await Written.erase(request.memory)
         return done("removed what was written")
 
     async def _change(self, spec: File, content: bytes, found: Comparison) -> Change:
