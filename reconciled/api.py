@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 
 
 class StepKind(enum.Enum):
@@ -121,7 +122,7 @@ class Operation(Protocol):
         """
 
 
-class Request(Protocol[S]):
+class Request(Protocol[S_co]):
     """One run for one key."""
 
     @property
@@ -135,7 +136,7 @@ class Request(Protocol[S]):
     @property
     def annotations(self) -> dict[str, str]: ...
     @property
-    def spec(self) -> S: ...
+    def spec(self) -> S_co: ...
     @property
     def raw_spec(self) -> dict[str, Any]:
         """The spec as plain data, as it was declared."""
@@ -154,7 +155,14 @@ class Request(Protocol[S]):
 
     @property
     def output(self) -> Path:
-        """``STATE/output/KEY``: for output of programs outside operations."""
+        """Below ``STATE/output``: for output of programs outside operations."""
+
+    @property
+    def memory(self) -> Path:
+        """Below ``STATE/memory``: what the reconciler itself remembers of the key.
+
+        It goes when the key goes; made by whoever writes to it first. Read-only in plan().
+        """
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -167,6 +175,10 @@ class Request(Protocol[S]):
     @property
     def stopping(self) -> bool:
         """True from the instant a stop begins: leave out what the next start would do anyway."""
+
+    @property
+    def critical_limit(self) -> float:
+        """``stop.critical`` in seconds: a longer critical budget is refused."""
 
     @property
     def log(self) -> Any:
@@ -207,6 +219,17 @@ class Reconciler(abc.ABC, Generic[S]):
     @abc.abstractmethod
     async def reconcile(self, request: Request[S]) -> Result:
         """Observe, compare, and act inside operations. Cancelled like any trio code."""
+
+    def budget(self, spec: S) -> float | None:  # noqa: ARG002 - for those that override it
+        """The longest critical budget that *spec* asks for, in seconds; None: not known.
+
+        It must fit ``stop.critical``: a manifest that asks for more is an invalid one.
+        """
+        return None
+
+    def not_built(self, spec: S) -> list[str]:  # noqa: ARG002 - for those that override it
+        """Names in *spec* that are accepted and have no effect in this version."""
+        return []
 
     # Optional: remove(request), plan(request) -> list[Change], observe(request),
     # recover(interrupted, observation). A method that a class lacks is never called:

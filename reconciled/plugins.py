@@ -79,7 +79,11 @@ class Plugin:
         """The spec of *manifest* as the plugin's class. Raises Invalid, at the manifest."""
         origin = manifest.origin
         positions = Positions(origin.file, Place(origin.line, origin.column))
-        return self._structurer.structure(self.spec_class, manifest.spec, positions, ("spec",))
+        return self.read(manifest.spec, positions, ("spec",))
+
+    def read(self, spec: Mapping[str, Any], positions: Positions, path: Steps) -> Any:
+        """*spec*, which stands at *path*, as the plugin's class. Raises Invalid."""
+        return self._structurer.structure(self.spec_class, spec, positions, path)
 
     def options(self, controller: ControllerConfig) -> Any:
         """The options of *controller* as the plugin's class, or None. Raises Invalid."""
@@ -101,7 +105,7 @@ class Plugin:
         if kind != self.kind:
             return []
         try:
-            self._structurer.structure(self.spec_class, spec, positions, path)
+            self.read(spec, positions, path)
         except Invalid as exc:
             return exc.problems
         return []

@@ -32,6 +32,15 @@ def controller_of(key: Key) -> str:
     return key.partition("/")[0]
 
 
+def directory_of(key: Key) -> str:
+    """A relative path for what is kept of *key*: one directory below its controller's.
+
+    ``a/b`` and ``a/b/c`` are both keys; "~" is in no name, so that neither lies in the other.
+    """
+    controller, _, rest = key.partition("/")
+    return f"{controller}/{rest.replace('/', '~')}"
+
+
 def fingerprint_of(value: object) -> Fingerprint:
     """A content hash: equal for equal plain data, whatever the order of its mappings.
 

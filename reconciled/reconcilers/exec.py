@@ -93,6 +93,10 @@ class ExecReconciler(Reconciler[Exec]):
 
     kind = "Exec"
 
+    def budget(self, spec: Exec) -> float | None:
+        """What ``critical`` asks for, in seconds."""
+        return after(spec.critical.budget).delay if spec.critical else None
+
     def not_built(self, spec: Exec) -> list[str]:
         """The fields of *spec* that are accepted, and have no effect in this release."""
         named = {"recover": spec.recover, "rollback": spec.rollback, "once": spec.once}
@@ -163,8 +167,8 @@ async def _operate(request: Request[Exec], action: str, argv: list[str]) -> None
 
         shield = operation.critical(budget=critical.budget) if critical else _NO_SHIELD
         async with shield:
-            # A step, because its end is durable inside the shield: a stop that arrived
-            # meanwhile is delivered when the shield ends, and would take the outcome along.
+            # A step, because its end is durable before the shield ends: an operation that is
+            # entered again, whatever cut it off, does not repeat a program that ended well.
             await operation.step(action, step)
 
 

@@ -42,9 +42,8 @@ from reconciled.files import (
 from reconciled.reconcilers.diff import describe_change, is_private
 from reconciled.reconcilers.written import Written
 
-BUDGET = (
-    60.0  # seconds, where stop.critical leaves as much: of replacement, validate and after together
-)
+# Seconds, of replacement, validate and after together; less where stop.critical is less.
+BUDGET = 60.0
 _MODE = re.compile(r"0?[0-7]{3,4}")
 
 

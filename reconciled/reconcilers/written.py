@@ -1,4 +1,4 @@
-"""What the file reconciler wrote for one key, noted beside the key's output.
+"""What the file reconciler wrote for one key, noted in the key's memory.
 
 The state of a file does not tell who wrote it, whether the action after a replacement ran, or
 what an interrupted replacement left behind. The note does:

@@ -8,24 +8,27 @@ the configuration invalid; one that cannot be loaded stalls its own controller a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from reconciled.api import Reconciler
-from reconciled.config.manifests import Parser
+from reconciled.config.manifests import Parser, Validate
 from reconciled.config.model import Config, ControllerConfig
+from reconciled.config.positions import Path as Steps
+from reconciled.config.positions import Positions
 from reconciled.config.references import references
 from reconciled.config.watches import DirectoryWatch, EveryWatch
 from reconciled.core.backoff import Backoff
 from reconciled.core.desired import Desired
+from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Watcher
 from reconciled.journal.store import Store
-from reconciled.plugins import Broken, NotFound, Plugin, find, make_validator
+from reconciled.plugins import Broken, NotFound, Plugin, find
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.host import Host
 from reconciled.runtime.outcomes import failure_of
@@ -99,7 +102,7 @@ def _ready(config: Config, controller: ControllerConfig) -> Ready:
 def build(ready: Ready, host: Host, stop: Stop, permits: Permits) -> Controller:
     """A controller of the running daemon, under *stop*; in the loop, without waiting."""
     config = ready.config
-    watchers = tuple(watchers_of(ready, host.store))
+    watchers = tuple(watchers_of(ready, lambda: stop.limits.critical, host.store))
     removals = config.removals
     return Controller(
         config,
@@ -122,9 +125,38 @@ def build(ready: Ready, host: Host, stop: Stop, permits: Permits) -> Controller:
     )
 
 
-def watchers_of(ready: Ready, store: Store | None) -> Iterable[Watcher]:
-    """The watchers of a controller; *store* knows what its directories were before."""
-    parse = Parser(make_validator(ready.plugin)).parse
+def validator(ready: Ready, critical: Callable[[], float]) -> Validate:
+    """Checks specs of the controller's kind: against their class, and their budget's limit."""
+    plugin, reconciler = ready.plugin, ready.reconciler
+
+    def validate(
+        kind: str, spec: Mapping[str, Any], positions: Positions, path: Steps
+    ) -> list[Problem]:
+        if kind != plugin.kind:
+            return []
+        try:
+            budget = reconciler.budget(plugin.read(spec, positions, path))
+        except Invalid as invalid:
+            return invalid.problems
+        if budget is None or budget <= critical():
+            return []
+        message = (
+            f"an operation of it may take {format_duration(budget)}, longer than stop.critical"
+            f" ({format_duration(critical())}): lower the budget, or raise stop.critical"
+        )
+        return [positions.problem(path, message)]
+
+    return validate
+
+
+def watchers_of(
+    ready: Ready, critical: Callable[[], float], store: Store | None = None
+) -> Iterable[Watcher]:
+    """The watchers of a controller; *store* knows what its directories were before.
+
+    critical gives the limit that the manifests' budgets have to keep; a reload may change it.
+    """
+    parse = Parser(validator(ready, critical)).parse
     for watch in ready.config.watch:
         if isinstance(watch, DirectoryWatch):
             watcher = DirectoryWatcher(watch.path, parse)

@@ -262,6 +262,9 @@ class Controller:
         spec = self._specs.get(key)
         if spec is None:
             spec = self._specs[key] = self.plugin.spec(manifest)
+            if names := self.reconciler.not_built(spec):
+                reason = f"{', '.join(names)}: accepted, and without effect in this version"
+                self.host.log.warning("spec.not_built", key=key, reason=reason)
         return spec
 
     def scheduled(self, causes: tuple[str, ...]) -> bool:

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from reconciled.api import StepKind
-from reconciled.core.durations import parse_duration
+from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
 from reconciled.journal.operations import Ending, OperationLog, OperationRecord, StepState
 from reconciled.stop import Overrun, Section, Work
@@ -73,6 +73,13 @@ class OpenOperation:
         seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
         if not 0 < seconds < math.inf:
             raise ValueError(f"a budget must be positive and finite, got {budget!r}")
+        limit = self._work.stop.limits.critical
+        if seconds > limit:
+            raise ValueError(
+                f"the budget {format_duration(seconds)} is longer than stop.critical"
+                f" ({format_duration(limit)}), so that a stop could cut it:"
+                " lower the budget, or raise stop.critical"
+            )
         return self._work.critical(self.record.name, budget=seconds)
 
     async def step(

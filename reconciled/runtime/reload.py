@@ -50,7 +50,8 @@ def compare(running: Mapping[str, Ready], prepared: Prepared) -> Swap:
 
 def _same(old: Ready, new: Ready) -> bool:
     def code(ready: Ready) -> tuple[str, ...]:
-        return ready.plugin.name, ready.plugin.version, ready.plugin.origin
+        # The module of a plugin file is named after its content.
+        return ready.plugin.name, ready.plugin.version, ready.plugin.cls.__module__
 
     return old.config == new.config and code(old) == code(new)
 

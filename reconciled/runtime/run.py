@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reconciled.core.jobs import Job
-from reconciled.core.resources import Fingerprint, Key, Manifest
+from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.runtime.host import Host
 from reconciled.runtime.operations import OpenOperation, opened
 from reconciled.stop import Work
@@ -79,8 +79,13 @@ class Run:
 
     @property
     def output(self) -> Path:
-        """``STATE/output/KEY``."""
-        return self._host.state / "output" / self.key
+        """``STATE/output/…``."""
+        return self._host.state / "output" / directory_of(self.key)
+
+    @property
+    def memory(self) -> Path:
+        """``STATE/memory/…``."""
+        return self._host.state / "memory" / directory_of(self.key)
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -96,6 +101,11 @@ class Run:
     def stopping(self) -> bool:
         """True from the instant a stop begins, of whatever size."""
         return self._host.stopping or self.work.stop.began.is_set()
+
+    @property
+    def critical_limit(self) -> float:
+        """What a stop leaves critical operations."""
+        return self.work.stop.limits.critical
 
     @property
     def log(self) -> Any:

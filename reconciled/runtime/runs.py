@@ -6,7 +6,9 @@ settled in one synchronous function, so that no cancellation can come in between
 
 from __future__ import annotations
 
+import shutil
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +100,7 @@ async def _attempt(controller: Controller, request: Run, *, removal: bool) -> Re
         if result.outcome is Outcome.DONE:
             async with request.work.cleanup("record of the removal"):
                 await host.store.forget(request.key)
+                await _erase(request)
         return result
     except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for a cancellation
         failure = failure_of(error)
@@ -107,6 +110,12 @@ async def _attempt(controller: Controller, request: Run, *, removal: bool) -> Re
         if (cancelled := cancellation_in(error)) is not None:
             raise cancelled from None
         return failure.result
+
+
+async def _erase(request: Run) -> None:
+    """The key's own files go with the key (invariant 14)."""
+    for directory in (request.output, request.memory):
+        await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
 
 async def _remembered(host: Host, key: Key) -> Manifest | None:

@@ -190,6 +190,7 @@ class Work:
             cut = self._close(section, failed=failed or section.scope.cancelled_caught)
         if cut is not None:
             raise Overrun(cut)
+
     async def admit(self, name: str) -> None:
         """Refuse what begins too late, by cancelling this work.
 

@@ -67,7 +67,6 @@ class FakeOperation:
         scope = trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)
         with scope:
             yield FakeCritical(scope)
-        await trio.lowlevel.checkpoint_if_cancelled()
 
     async def step(
         self,
@@ -100,6 +99,7 @@ class FakeRequest(Generic[S]):
     causes: tuple[str, ...] = ()
     failures: int = 0
     stopping: bool = False
+    critical_limit: float = 300.0
     log: FakeLog = attrs.field(factory=FakeLog)
     operations: list[FakeOperation] = attrs.field(factory=list)
     # To go on with an interrupted operation: the next one opened is this one.
@@ -108,6 +108,10 @@ class FakeRequest(Generic[S]):
     @property
     def output(self) -> Path:
         return self.state / "output" / self.key
+
+    @property
+    def memory(self) -> Path:
+        return self.state / "memory" / self.key
 
     @asynccontextmanager
     async def operation(self, name: str) -> AsyncIterator[FakeOperation]:

@@ -91,7 +91,7 @@ async def test_a_missing_file_is_written_and_a_present_one_only_read(world: Worl
     assert world.file.stat().st_mode & 0o7777 == 0o640
     assert world.last is not None
     assert [(o.name, o.ended, o.budgets) for o in world.last.operations] == [
-        ("write", "done", ["60s"])
+        ("write", "done", [60.0])
     ]
     before = {file: file.lstat().st_ctime_ns for file in world.state.parent.rglob("*")}
     result = await world.run(mode="0640")
@@ -219,7 +219,7 @@ async def test_removal_takes_what_was_written(world: World) -> None:
     request = world.ask()
     assert (await world.reconciler.remove(request)).outcome is Outcome.DONE
     assert world.names() == []
-    assert list(request.output.iterdir()) == []
+    assert list(request.memory.iterdir()) == []
     assert (await world.remove()).outcome is Outcome.DONE
 
 
@@ -264,8 +264,8 @@ async def test_what_a_killed_replacement_left_is_removed_by_its_name(world: Worl
     left, foreign = ".motd.reconciled-aaaaaaaa", ".motd.reconciled-bbbbbbbb"
     for name in (left, foreign):
         (world.root / name).write_text("half")
-    note = await Written.read(request.output)
-    await note.begin(str(world.file), "0", left, owed=False).save(request.output)
+    note = await Written.read(request.memory)
+    await note.begin(str(world.file), "0", left, owed=False).save(request.memory)
     assert (await world.reconciler.reconcile(request)).reason == "cleared"
     assert world.names() == [foreign, "motd"]
     assert (await world.run()).reason == ""
@@ -275,7 +275,7 @@ async def test_a_damaged_note_means_nothing_is_ours(world: World) -> None:
     """An unreadable note never makes a removal or an error."""
     await world.run()
     request = world.ask()
-    (request.output / ".written").write_text('{"files": 3')
+    (request.memory / ".written").write_text('{"files": 3')
     assert (await world.run()).outcome is Outcome.DONE
     await world.remove()
     assert world.names() == ["motd"]

@@ -1,0 +1,202 @@
+"""``reconciled check``: grades the configuration and everything that it names.
+
+The grades, each looked at for whatever passed the one before: syntax, schema, plugins,
+references, manifests, stop budget. All problems come in one go, each with file, line and column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import trio
+
+from reconciled.cli.budget import declared_budgets
+from reconciled.cli.terminal import (
+    INVALID,
+    StoreTooNew,
+    StoreUnusable,
+    complain,
+    applied_below,
+    say,
+    say_json,
+)
+from reconciled.config.documents import read_documents
+from reconciled.config.load import find_config, load
+from reconciled.config.model import Config
+from reconciled.config.references import not_built
+from reconciled.core.durations import format_duration
+from reconciled.core.problems import Invalid, Problem
+from reconciled.core.resources import Key, Origin
+from reconciled.journal.store import Applied
+from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.survey import Surveyed, survey
+
+
+@attrs.define
+class Grades:
+    """What came out of it: a word for each grade, and what is wrong."""
+
+    grades: dict[str, str] = attrs.field(factory=dict)
+    problems: list[Problem] = attrs.field(factory=list)
+    warnings: list[str] = attrs.field(factory=list)
+
+    def note(self, grade: str, problems: list[Problem], good: str = "ok") -> None:
+        """Enter *grade*, by its problems."""
+        count = len(problems)
+        self.grades[grade] = good if not count else f"{count} problem{'s' * (count > 1)}"
+        self.problems += problems
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Grade, and print."""
+    path = find_config(arguments.config, os.environ)
+    found = Grades()
+    config = _configuration(path, found)
+    if config is not None:
+        prepared = prepare(config)
+        _plugins(prepared, found)
+        _contents(prepared, found)
+    bad = bool(found.problems) or (arguments.strict and bool(found.warnings))
+    if arguments.json:
+        _print_json(found)
+    else:
+        _print(path, found, bad=bad)
+    return INVALID if bad else 0
+
+
+def _configuration(path: Path, found: Grades) -> Config | None:
+    try:
+        loaded = load(path, os.environ)
+    except Invalid as invalid:
+        syntax = [problem for problem in invalid.problems if _is_syntax(problem)]
+        found.note("syntax", syntax)
+        found.note("schema", [each for each in invalid.problems if each not in syntax])
+        return None
+    found.note("syntax", [])
+    found.note("schema", [])
+    found.warnings += [str(warning) for warning in loaded.warnings]
+    found.warnings += not_built(loaded.config)
+    return loaded.config
+
+
+def _is_syntax(problem: Problem) -> bool:
+    """Whether the file of *problem* says so already as YAML."""
+    try:
+        data = Path(problem.origin.file).read_bytes()
+    except OSError:
+        return True
+    return problem in read_documents(data, problem.origin.file)[1]
+
+
+def _plugins(prepared: Prepared, found: Grades) -> None:
+    broken = [
+        Problem(stalled.config.origin, f"controller {stalled.config.name} stalls: {stalled.reason}")
+        for stalled in prepared.stalled
+    ]
+    found.note("plugins", broken)
+    found.note("references", list(prepared.problems))
+    for ready in prepared.ready:
+        found.warnings += [f"{ready.plugin.origin}: {text}" for text in ready.plugin.warnings]
+
+
+def _contents(prepared: Prepared, found: Grades) -> None:
+    config = prepared.config
+    try:
+        applied = applied_below(config.state)
+    except (StoreTooNew, StoreUnusable, OSError) as error:
+        found.warnings.append(f"what was applied cannot be read: {error}")
+        applied = {}
+    surveyed = trio.run(survey, prepared, applied)
+    count = sum(len(each.desired.manifests) for each in surveyed)
+    problems = {problem for each in surveyed for problem in each.problems}
+    problems |= set(_unclaimed(prepared, surveyed))
+    for each in surveyed:
+        for source, reason in each.unavailable.items():
+            place = each.ready.config.origin
+            problems.add(Problem(place, f"{source} cannot be read: {reason}"))
+        found.warnings += _not_built_specs(each)
+    found.note("manifests", sorted(problems), f"ok, {count} resources")
+    found.warnings += leaving(config, applied)
+    found.warnings += [_held(each) for each in surveyed if each.held]
+    limits = config.stop
+    declared = declared_budgets(surveyed)
+    longest = f", longest declared {format_duration(declared[0].seconds)}" if declared else ""
+    found.grades["stop budget"] = f"{format_duration(limits.budget)}{longest}"
+
+
+def _unclaimed(prepared: Prepared, surveyed: list[Surveyed]) -> list[Problem]:
+    """Manifests whose kind no controller takes from the place where they are."""
+    if prepared.stalled:
+        return []  # one of those may take them: its own problem comes first
+    kinds = {ready.plugin.kind for ready in prepared.ready}
+    return [
+        Problem(
+            manifest.origin,
+            f"no controller takes kind {manifest.kind}; there are: {', '.join(sorted(kinds))}",
+        )
+        for each in surveyed
+        for manifest in each.manifests
+        if manifest.kind not in kinds
+    ]
+
+
+def _not_built_specs(each: Surveyed) -> list[str]:
+    lines = []
+    for manifest in each.desired.manifests.values():
+        if names := each.ready.reconciler.not_built(each.ready.plugin.spec(manifest)):
+            lines.append(
+                f"{manifest.origin}: {', '.join(names)}: accepted, and without effect in this version"
+            )
+    return lines
+
+
+def _held(each: Surveyed) -> str:
+    name = each.ready.config.name
+    count, owned = len(each.held), len(each.desired.owned)
+    return (
+        f"{each.ready.config.origin}: controller {name}: the removal of {count} of {owned} keys"
+        f" would be held until `reconciled allow {name}`"
+    )
+
+
+def leaving(config: Config, applied: Mapping[str, Mapping[Key, Applied]]) -> list[str]:
+    """What a controller that is not configured any more leaves behind."""
+    return [
+        f"{Origin(str(config.files[0]) if config.files else 'configuration')}: controller {name}"
+        f" is not configured any more: the {len(keys)} keys that it applied stay as they are"
+        for name, keys in applied.items()
+        if keys and name not in config.controllers
+    ]
+
+
+def _print(path: Path, found: Grades, *, bad: bool) -> None:
+    for problem in found.problems:
+        complain(str(problem))
+    for warning in found.warnings:
+        complain(f"{warning} (warning)")
+    for grade, word in found.grades.items():
+        say(f"{grade:<12} {word}")
+    say(f"{path} is {'not valid' if bad else 'valid'}.")
+
+
+def _print_json(found: Grades) -> None:
+    say_json(
+        {
+            "valid": not found.problems,
+            "grades": found.grades,
+            "problems": [
+                {
+                    "file": problem.origin.file,
+                    "line": problem.origin.line,
+                    "column": problem.origin.column,
+                    "message": problem.message,
+                }
+                for problem in found.problems
+            ],
+            "warnings": found.warnings,
+        }
+    )

@@ -1,0 +1,109 @@
+"""``reconciled plan [KEY…]``: what would be done, without effects; takes no lock."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+
+import trio
+
+from reconciled.cli.check import leaving
+from reconciled.cli.terminal import (
+    StoreTooNew,
+    StoreUnusable,
+    applied_below,
+    complain,
+    refuse,
+    say,
+    say_json,
+)
+from reconciled.config.load import find_config, load
+from reconciled.core.problems import Invalid
+from reconciled.core.resources import Key
+from reconciled.observe.logs import configure
+from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.planning import Planned, plan
+from reconciled.runtime.survey import Surveyed, survey
+
+NOTHING, CHANGES, ERROR = 0, 1, 70
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print what would be done."""
+    try:
+        prepared = prepare(load(find_config(arguments.config, os.environ), os.environ).config)
+        if prepared.problems:
+            raise Invalid(list(prepared.problems))
+    except Invalid as invalid:
+        return refuse(invalid)
+    config = prepared.config
+    try:
+        applied = applied_below(config.state)
+    except (StoreTooNew, StoreUnusable) as error:
+        complain(f"reconciled plan: {error}")
+        return ERROR
+    for line in leaving(config, applied):
+        complain(f"{line} (warning)")
+    logs = configure(config.log.format, "error", environment=os.environ)
+
+    async def look() -> tuple[list[Surveyed], list[Planned]]:
+        surveyed = await survey(prepared, applied)
+        wanted = [Key(key) for key in arguments.keys]
+        ask = partial(plan, surveyed, wanted, logs.log, config.stop.critical, config.state)
+        return surveyed, await ask()
+
+    surveyed, planned = trio.run(look)
+    logs.close()
+    unread = _tell_trouble(prepared, surveyed)
+    missing = sorted(set(arguments.keys) - {each.key for each in planned})
+    for key in missing:
+        complain(f"{key}: is neither declared nor applied")
+    if arguments.json:
+        say_json([_as_data(each) for each in planned])
+    else:
+        _print(planned)
+    if unread or missing or any(each.error for each in planned):
+        return ERROR
+    return CHANGES if any(each.changes for each in planned) else NOTHING
+
+
+def _tell_trouble(prepared: Prepared, surveyed: list[Surveyed]) -> bool:
+    """What keeps the plan from being whole."""
+    lines = [f"controller {one.config.name} stalls: {one.reason}" for one in prepared.stalled]
+    for each in surveyed:
+        lines += [f"{source} cannot be read: {why}" for source, why in each.unavailable.items()]
+        lines += [str(problem) for problem in each.problems]
+    for line in lines:
+        complain(line)
+    return bool(lines)
+
+
+def _print(planned: list[Planned]) -> None:
+    quiet = 0
+    for each in planned:
+        if each.error:
+            say(f"? {each.key}: {each.error}")
+        elif each.unknown:
+            say(f"? {each.key}: unknown: its reconciler has no plan")
+        for change in each.changes:
+            held = " (held until `reconciled allow`)" if each.held else ""
+            say(f"~ {each.key}: {change.action} {change.what}{held}")
+            for line in change.detail.splitlines():
+                say(f"    {line}")
+        quiet += not (each.changes or each.error or each.unknown)
+    changing = sum(bool(each.changes) for each in planned)
+    say(f"{changing} to change, {quiet} as desired, of {len(planned)}.")
+
+
+def _as_data(each: Planned) -> dict[str, object]:
+    return {
+        "key": each.key,
+        "changes": [
+            {"action": change.action, "what": change.what, "detail": change.detail}
+            for change in each.changes
+        ],
+        "unknown": each.unknown,
+        "held": each.held,
+        "error": each.error or None,
+    }

@@ -1,0 +1,70 @@
+"""What verbs print: text for people, JSON for programs, and the state directory they look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from reconciled.core.problems import Invalid
+from reconciled.core.resources import Key
+from reconciled.journal.schema import StoreTooNew, StoreUnusable
+from reconciled.journal.snapshot import open_snapshot
+from reconciled.journal.store import Applied, read_all_applied
+
+INVALID = 78
+
+
+def say(text: str = "") -> None:
+    """One line, or several, on standard output."""
+    print(text)
+
+
+def complain(text: str) -> None:
+    """The same on standard error."""
+    print(text, file=sys.stderr)
+
+
+def say_json(data: Any) -> None:
+    """*data* for programs; keys keep their order."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def refuse(invalid: Invalid) -> int:
+    """Print every problem of an invalid configuration; its exit code."""
+    for problem in invalid.problems:
+        complain(str(problem))
+    return INVALID
+
+
+def applied_below(state: Path) -> dict[str, dict[Key, Applied]]:
+    """What was applied, by controller; nothing where there is no store yet.
+
+    Raises StoreTooNew, StoreUnusable.
+    """
+    with open_snapshot(state) as connection:
+        return {} if connection is None else read_all_applied(connection)
+
+
+def act_as_owner(state: Path) -> None:
+    """As root, be the owner of *state* from here on: the daemon has to read what is written."""
+    if os.geteuid() != 0 or not state.exists():
+        return
+    status = state.stat()
+    os.setegid(status.st_gid)
+    os.seteuid(status.st_uid)
+
+
+__all__ = [
+    "INVALID",
+    "StoreTooNew",
+    "StoreUnusable",
+    "act_as_owner",
+    "applied_below",
+    "complain",
+    "refuse",
+    "say",
+    "say_json",
+]
