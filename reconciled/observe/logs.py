@@ -98,7 +98,10 @@ class Logs:
         )
 
     def recovered(self, key: str) -> None:
-        """*key* is as desired: say so if a fault of it was told. Cheap when there was none."""
+        """*key* is as desired: say so if a fault of it was told. Cheap when there was none.
+
+        For a source, whose lines have the fields controller and source: ``CONTROLLER: SOURCE``.
+        """
         now = self._clock()
         with self._exclusive():
             ended = self._folder.recovered(key, now)
@@ -266,9 +269,7 @@ def _folding_line(level: str, fields: Mapping[str, Any]) -> Line:
         for name, value in fields.items()
         if name not in _VOLATILE and not name.endswith(_DURATION)
     }
-    key = fields.get("key")
-    if not isinstance(key, str):
-        key = None
+    key = _owner(fields)
     if level not in FAULTS:
         return Line(fields["event"], level, _subject(stable), key=key, fields=stable)
     reason = next((str(fields[name]) for name in _REASON if fields.get(name)), "")
@@ -276,8 +277,20 @@ def _folding_line(level: str, fields: Mapping[str, Any]) -> Line:
         # One fault of a key at a time: whatever else differs is a change of it.
         subject, reason = "", reason or _subject(stable)
     else:
-        subject = _subject({k: v for k, v in stable.items() if k not in (*_REASON, "error_type")})
+        told = {k: v for k, v in stable.items() if k not in (*_REASON, "error_type")}
+        # Lines that speak of nothing but their reason are not changes of one another.
+        subject = _subject(told or stable)
     return Line(fields["event"], level, subject, reason, key, stable)
+
+
+def _owner(fields: Mapping[str, Any]) -> str | None:
+    """What recovered() and forget() call it: the key, or a source as ``CONTROLLER: SOURCE``."""
+    key = fields.get("key")
+    if isinstance(key, str):
+        return key
+    if "controller" in fields and "source" in fields:
+        return f"{fields['controller']}: {fields['source']}"
+    return None
 
 
 def _subject(fields: Mapping[str, Any]) -> str:

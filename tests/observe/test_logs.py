@@ -252,6 +252,26 @@ async def test_summaries_come_by_themselves(
     assert [line.get("repeated") for line in log.lines()] == [None, 1]
 
 
+def test_faults_without_a_subject_are_all_told(make: Callable[..., Log]) -> None:
+    """Warnings that have nothing but a reason are different ones, not one that changes."""
+    log = make()
+    for number in range(40):
+        log.logs.log.warning("config.not_built", reason=f"name {number % 20}")
+    assert [line["reason"] for line in log.lines()] == [f"name {n}" for n in range(20)]
+
+
+def test_a_source_recovers(make: Callable[..., Log]) -> None:
+    """R1: the fault of a source is folded and its end told, just like a key's."""
+    log = make()
+    source = log.logs.log.bind(controller="site", source="directory x")
+    for _ in range(3):
+        source.warning("source.unavailable", reason="gone")
+    log.logs.recovered("site: directory x")
+    told = [(line["event"], line.get("repeated")) for line in log.lines()]
+    assert told == [("source.unavailable", None), ("fault.recovered", 2)]
+    assert log.lines()[-1]["source"] == "directory x"
+
+
 def test_close_tells_what_was_counted(make: Callable[..., Log]) -> None:
     """The end of the process loses no count."""
     log = make()
