@@ -17,7 +17,7 @@ import trio.testing
 from reconciled.core.resources import Fingerprint, Key, fingerprint_of
 from reconciled.journal import schema
 from reconciled.journal.schema import MIGRATIONS, StoreTooNew, StoreUnusable, open_store
-from reconciled.journal.store import Store, StoreClosed, WriteFailed
+from reconciled.journal.store import Store, StoreClosed, WriteFailed, read_all_applied
 
 KEY = Key("site/motd")
 SPEC = {"path": "/etc/motd", "content": "hé"}
@@ -53,6 +53,24 @@ async def test_what_is_remembered_survives_a_start(tmp_path: Path) -> None:
     )  # fmt: skip
     assert again.keys() == {KEY, Key("site/ns/other"), Key("site2/motd")}
     again.close()
+
+
+async def test_one_key_and_all_keys_are_recalled(tmp_path: Path) -> None:
+    """One key is read through the writer, all of them by controller; unknown is None."""
+    store = Store.open(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await remember(store)
+        await remember(store, Key("other/ns/x"))
+        found = await store.recall(KEY)
+        assert found is not None
+        assert found.spec == SPEC
+        assert await store.recall(Key("site/none")) is None
+        assert read_all_applied(store._connection) == {
+            "other": store.applied("other"),
+            "site": {KEY: found},
+        }
+        await end(nursery)
 
 
 async def test_a_begun_spec_hides_the_one_before(tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ async def test_a_missing_file_is_written_and_a_present_one_only_read(world: Worl
     assert {file: file.lstat().st_ctime_ns for file in world.state.parent.rglob("*")} == before
 
 
+async def test_the_budget_fits_the_hard_limit(world: World) -> None:
+    """Where the configured limit of critical operations is lower, it is the budget."""
+    request = world.ask()
+    assert world.last is not None
+    world.last.critical_limit = 7.0
+    await world.reconciler.reconcile(request)
+    assert world.last.operations[0].budgets == [7.0]
+
+
 async def test_drift_is_put_right(world: World) -> None:
     """Content and mode that somebody changed are as declared after the next run."""
     await world.run(mode="0640")
