@@ -75,7 +75,7 @@ def _in_thread(function: Callable[[], object]) -> None:
     thread.join()
 
 
-async def test_reaped_child_gets_no_signal(tmp_path: Path) -> None:
+async def test_reaped_child_gets_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number is never signalled once its process is reaped: it may be another's by then."""
     seen = []
     async with trio.open_nursery() as nursery:
@@ -86,7 +86,10 @@ async def test_reaped_child_gets_no_signal(tmp_path: Path) -> None:
         nursery.start_soon(run)
         await until(current_children().owned)
         seen += current_children().owned()
+    sent: list[object] = []
+    monkeypatch.setattr(os, "killpg", lambda *call: sent.append(call))
     assert not seen[0].signal_group(signal.SIGKILL)
+    assert sent == []
     assert seen[0].ended
 
 
@@ -175,6 +178,8 @@ async def body():
     script = "setsid sleep 95 & while [ -z \\"$(pgrep -f '^sleep 95')\\" ]; do :; done"
     await run_program(["sh", "-c", script], output=output)
     await trio.sleep(1.2)
+    await run_program(["true"], output=output)  # its end is one more reason to look
+    await trio.sleep(1.2)
     orphan = [p for p in children_of(os.getpid()) if p.pid != mine.pid][0]
     [(event, fields)] = log.lines
     print(event, fields["pid"] == orphan.pid, fields["program"], orphan.alive)
@@ -183,6 +188,19 @@ async def body():
     mine.wait()
     await trio.sleep(1.2)
     print(zombies(), len(log.lines))
+trio.run(main)
+"""
+
+
+_OWNED = """
+import reconciled.orphans
+reconciled.orphans._claims = lambda pids: set()
+
+async def body():
+    # The program is a zombie for 1.5 s, until a member that ignores SIGTERM has ended.
+    member = "(trap '' TERM; sleep 0.5; sleep 0.5; sleep 0.5)"
+    ended = await run_program(["sh", "-c", f"{member} & sleep 0.2; exit 5"], output=output)
+    print(ended.code, ended.duration > 1.2)
 trio.run(main)
 """
 
@@ -213,6 +231,11 @@ def test_c07c_as_pid_1(tmp_path: Path) -> None:
 def test_c07c_as_subreaper(tmp_path: Path) -> None:
     """C07 (c): the same below another init."""
     assert _run(_FIFTY, tmp_path).split() == ["3", "True", "20", "True", "0", "False"]
+
+
+def test_owned_zombie_is_not_reaped(tmp_path: Path) -> None:
+    """A program that has ended is left to its owner, however long that deals with its group."""
+    assert _run(_OWNED, tmp_path) == "5 True\n"
 
 
 def test_claimed_status_is_not_taken(tmp_path: Path) -> None:

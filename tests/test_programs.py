@@ -193,16 +193,6 @@ async def test_directory_and_group(tmp_path: Path) -> None:
     assert pid == group != str(os.getpgrp())
 
 
-async def test_clean_mask(tmp_path: Path) -> None:
-    """A program starts with no signal blocked, whatever this process blocks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-    try:
-        await run_program(["grep", "SigBlk", "/proc/self/status"], output=tmp_path, name="mask")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert int((tmp_path / "mask.log").read_text().split()[1], 16) == 0
-
-
 # -- the group -------------------------------------------------------------
 
 
@@ -351,6 +341,23 @@ async def test_term_that_ends_it_is_a_cut(tmp_path: Path) -> None:
     assert 1.4 <= trio.current_time() - began < 1.9
 
 
+async def test_timeout_inside_a_section(tmp_path: Path) -> None:
+    """A timeout inside a section ends the program sooner, and never after the deadline."""
+    stop = Stop("test", StopLimits())
+    stop.install()
+    began = trio.current_time()
+    with Work("w", stop) as work, pytest.raises(Overrun):
+        async with work.critical("c", budget=1.2):
+            await _time_out(tmp_path)
+    assert 1.15 <= trio.current_time() - began < 2.0
+
+
+async def _time_out(directory: Path) -> None:
+    with trio.move_on_after(0.3):
+        await _run_stubborn(directory)
+    await trio.sleep_forever()
+
+
 async def test_lowered_deadline(tmp_path: Path) -> None:
     """A stop that lowers the deadline moves SIGTERM with it."""
     stop = Stop("test", StopLimits(drain=0, critical=1.2))
@@ -446,24 +453,26 @@ assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
 become_reaper()
 async def main():
     ended = await run_program(["sh", "-c", "exit 7"], output=Path(sys.argv[1]))
-    status = await run_program(["grep", "SigIgn", "/proc/self/status"], output=Path(sys.argv[1]))
-    print(ended.code, int(status.tail[0].split()[1], 16))
+    argv = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]
+    status = await run_program(argv, output=Path(sys.argv[1]))
+    print(ended.code, *(int(line.split()[1], 16) for line in status.tail))
 trio.run(main)
 """
 
 
-def test_sigchld_ignored_at_start(tmp_path: Path) -> None:
-    """Signals ignored by whoever starts us neither falsify exit codes nor reach programs."""
+def test_signals_ignored_at_start(tmp_path: Path) -> None:
+    """Signals that our parent ignores or blocks neither falsify exit codes nor reach programs."""
     done = subprocess.run(
         [sys.executable, "-c", _IGNORING, str(tmp_path)],
         check=True,
         capture_output=True,
         text=True,
-        preexec_fn=_ignore,
+        preexec_fn=_ignore_and_block,
     )
-    assert done.stdout.split() == ["7", "0"]
+    assert done.stdout.split() == ["7", "0", "0"]
 
 
-def _ignore() -> None:
+def _ignore_and_block() -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
