@@ -135,5 +135,6 @@ class FakeRequest(Generic[S]):
 
     @asynccontextmanager
     async def cleanup(self) -> AsyncIterator[None]:
-        with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
+        scope = trio.CancelScope(deadline=trio.current_time() + 5, shield=True)
+        with scope:
             yield
