@@ -287,6 +287,13 @@ def test_state(tmp_path: Path) -> None:
     assert "did you mean state?" in message
 
 
+def test_relative_paths_start_at_their_file(tmp_path: Path) -> None:
+    """State and socket may be relative, and never depend on where the daemon was started."""
+    text = MINIMAL.replace("/var/lib/x", "../state") + "control: {socket: run/s}\n"
+    result = config(tmp_path / "etc", text)
+    assert (result.state, result.control) == (tmp_path / "state", tmp_path / "etc/run/s")
+
+
 def test_no_controllers_is_valid_and_said(tmp_path: Path) -> None:
     """A daemon without controllers may run, with one warning."""
     (warning,) = loaded(tmp_path, "state: /x\n").warnings
