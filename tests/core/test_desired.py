@@ -170,6 +170,29 @@ def test_held_removals_disappear_when_declared_again() -> None:
     assert changes.returned == ()
 
 
+def test_declared_again_while_a_source_is_incomplete() -> None:
+    """It is released at once, and a permit that was waiting does not outlive it."""
+    names = ("a", "b", "c", "d", "e")
+    state = desired("d", owned=names)
+    state.apply("d", whole(), 0.0)
+    assert state.apply("d", part(), 1.0).held is not None
+    assert state.permit(keys(*names), 2.0).removed == ()
+    assert state.apply("d", part("a"), 3.0).released == keys("a")
+    state.apply("d", part(), 4.0)
+    changes = state.apply("d", whole(), 5.0)
+    assert changes.removed == keys("b", "c", "d", "e")
+    assert changes.held is not None
+    assert changes.held.keys == keys("a")
+
+
+def test_a_key_declared_twice_and_left_out_counts_no_more_than_before() -> None:
+    """Declared twice from the start, then not read: neither of the two becomes good by that."""
+    state = desired("d", owned=("a",))
+    state.apply("d", whole("a", manifest("a", 2, file="b.yaml")), 0.0)
+    assert state.apply("d", part(), 1.0) == Changes(kept=keys("a"))
+    assert state.manifests == {}
+
+
 def test_a_permit_given_while_down_waits_for_a_complete_list() -> None:
     """A permit that comes before the first snapshot acts at the first complete one."""
     names = ("a", "b", "c", "d", "e")
@@ -217,7 +240,7 @@ class Model(RuleBasedStateMachine):
         self.truth: dict[str, dict[str, int]] = {"d": {}, "e": {}}
         self.known: dict[str, bool] = {"d": False, "e": False}
         self.removing: set[Key] = set()
-        self.shown: set[Key] = set()
+        self.permitted: set[Key] = set()
 
     def settle(self, changes: Changes) -> None:
         """Check one answer, and begin the removals it lets go."""
@@ -231,9 +254,8 @@ class Model(RuleBasedStateMachine):
             more_than_half = len(changes.removed) > 0.5 * len(self.state.owned - self.removing)
             assert not more_than_half or set(changes.removed) <= self.permitted
         self.removing |= set(changes.removed)
-        self.permitted: set[Key] = set()
-
-    permitted: set[Key] = set()  # noqa: RUF012 - set anew in each instance before use
+        # A permit waits for complete sources, and lapses when its key is declared again.
+        self.permitted = set() if all(self.known.values()) else self.permitted - declared
 
     @rule(source=st.sampled_from("de"), declares=LISTS, seconds=st.floats(0, 90))
     def complete(self, source: str, declares: dict[str, int], seconds: float) -> None:
@@ -269,7 +291,7 @@ class Model(RuleBasedStateMachine):
         held = self.state.guard.held
         assert held is not None
         chosen = held.keys[: round(share * len(held.keys))]
-        self.permitted = set(chosen)
+        self.permitted |= set(chosen)
         changes = self.state.permit(chosen, self.now)
         if all(self.known.values()):
             assert set(changes.removed) == set(chosen)

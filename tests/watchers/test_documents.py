@@ -1,0 +1,91 @@
+"""The last good documents of files, joined."""
+
+from __future__ import annotations
+
+from reconciled.core.problems import Problem
+from reconciled.core.resources import Manifest, Origin, fingerprint_of
+from reconciled.watchers.documents import SETTLED, Documents
+from reconciled.watchers.listing import ReadFile
+
+NOW = 1000.0
+
+
+def manifest(name: str, value: int, file: str) -> Manifest:
+    return Manifest("Exec", name, {"value": value}, Origin(file), fingerprint_of(value))
+
+
+def read(file: str, *, bad: bool = False, modified: float = 0.0, **values: int) -> ReadFile:
+    return ReadFile(
+        signature=None,
+        digest=b"",
+        modified=modified,
+        manifests=tuple(manifest(name, value, file) for name, value in values.items()),
+        problems=(Problem(Origin(file), "is wrong"),) if bad else (),
+    )
+
+
+def after(*listings: dict[str, ReadFile], torn: bool = False) -> Documents:
+    documents = Documents()
+    for files in listings:
+        documents = documents.following(files, NOW, torn=torn)
+    return documents
+
+
+def values(documents: Documents) -> dict[str, int]:
+    return {name: m.spec["value"] for (_kind, _space, name), m in documents.good.items()}
+
+
+def test_an_old_bad_file_keeps_its_last_good_documents() -> None:
+    """For as long as a file is faulty, and through several faults, what it lost stays."""
+    documents = after(
+        {"a": read("a", x=1, y=1)}, {"a": read("a", bad=True, x=2)}, {"a": read("a", bad=True)}
+    )
+    assert values(documents) == {"x": 2, "y": 1}
+    assert not documents.complete
+    documents = documents.following({"a": read("a", x=3)}, NOW, torn=False)
+    assert values(documents) == {"x": 3}
+    assert documents.complete
+
+
+def test_the_last_good_of_two_stays() -> None:
+    """What was good before a key was declared twice stays, whichever file changes meanwhile."""
+    one, two = read("a", x=1), read("b", x=2)
+    documents = after({"b": two}, {"a": one, "b": two}, {"a": one, "b": read("b", x=3)})
+    assert values(documents) == {"x": 2}
+    assert len(documents.problems) == 2
+    assert values(documents.following({"a": one}, NOW, torn=False)) == {"x": 1}
+
+
+def test_nothing_new_is_the_same_value() -> None:
+    """The same files give the same documents, without work."""
+    files = {"a": read("a", x=1)}
+    documents = after(files)
+    assert documents.following(dict(files), NOW, torn=False) is documents
+
+
+def test_a_torn_listing_forgets_nothing() -> None:
+    """A file that a torn listing lacks keeps its last good documents for when it returns bad."""
+    documents = after({"a": read("a", x=1)}).following({}, NOW, torn=True)
+    assert values(documents) == {}
+    assert not documents.complete
+    documents = documents.following({"a": read("a", bad=True)}, NOW, torn=False)
+    assert values(documents) == {"x": 1}
+    assert documents.following({}, NOW, torn=False).complete
+
+
+def test_what_was_lost_just_now_may_come_again() -> None:
+    """Documents stay until the file that lost them has rested; then they are gone."""
+    recent = {"a": read("a", modified=NOW - SETTLED / 2, x=1)}
+    documents = after({"a": read("a", x=1, y=1)}, recent)
+    assert values(documents) == {"x": 1, "y": 1}
+    assert not documents.complete
+    documents = documents.following(recent, NOW + SETTLED, torn=False)
+    assert values(documents) == {"x": 1}
+    assert documents.complete
+
+
+def test_a_time_in_the_future_is_no_recent_one() -> None:
+    """A file dated to the future does not stay unsettled until then."""
+    documents = after({"a": read("a", x=1)}, {"a": read("a", modified=NOW + 1e6)})
+    assert documents.complete
+    assert values(documents) == {}
