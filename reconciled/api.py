@@ -29,27 +29,48 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import attrs
 
 from reconciled.core.results import Outcome, Result, Terminal, after, done, retry, terminal
-from reconciled.files import Replaced, replace_file
+from reconciled.files import (
+    Comparison,
+    FileRefused,
+    Removed,
+    Replaced,
+    compare_file,
+    digest_of,
+    read_file,
+    remove_file,
+    remove_temporary,
+    replace_file,
+    temporary_name,
+)
 from reconciled.programs import Ended, ProgramFailed, run_program
 
 __all__ = [
     "Change",
+    "Comparison",
     "Critical",
     "Ended",
+    "FileRefused",
     "Operation",
     "Outcome",
     "ProgramFailed",
     "Reconciler",
+    "Removed",
     "Replaced",
     "Request",
     "Result",
     "StepKind",
     "Terminal",
     "after",
+    "compare_file",
+    "digest_of",
     "done",
+    "read_file",
+    "remove_file",
+    "remove_temporary",
     "replace_file",
     "retry",
     "run_program",
+    "temporary_name",
     "terminal",
 ]
 
@@ -126,17 +147,29 @@ class Request(Protocol[S_co]):
     """One run for one key."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """``controller/name``, or ``controller/namespace/name``."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of the manifest."""
+
     @property
-    def namespace(self) -> str | None: ...
+    def namespace(self) -> str | None:
+        """Of the manifest."""
+
     @property
-    def labels(self) -> dict[str, str]: ...
+    def labels(self) -> dict[str, str]:
+        """Of the manifest."""
+
     @property
-    def annotations(self) -> dict[str, str]: ...
+    def annotations(self) -> dict[str, str]:
+        """Of the manifest."""
+
     @property
-    def spec(self) -> S_co: ...
+    def spec(self) -> S_co:
+        """The spec, as an object of the reconciler's class."""
+
     @property
     def raw_spec(self) -> dict[str, Any]:
         """The spec as plain data, as it was declared."""
@@ -182,7 +215,7 @@ class Request(Protocol[S_co]):
 
     @property
     def log(self) -> Any:
-        """A bound structlog logger with key and run: ``request.log.info("event.name", field=1)``."""
+        """A bound structlog logger: ``request.log.info("motd.written", size=12)``."""
 
     def operation(self, name: str) -> AbstractAsyncContextManager[Operation]:
         """Open the operation *name*: durable before its body runs. One at a time a key."""

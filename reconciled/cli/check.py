@@ -19,8 +19,8 @@ from reconciled.cli.terminal import (
     INVALID,
     StoreTooNew,
     StoreUnusable,
-    complain,
     applied_below,
+    complain,
     say,
     say_json,
 )
@@ -145,13 +145,12 @@ def _unclaimed(prepared: Prepared, surveyed: list[Surveyed]) -> list[Problem]:
 
 
 def _not_built_specs(each: Surveyed) -> list[str]:
-    lines = []
-    for manifest in each.desired.manifests.values():
-        if names := each.ready.reconciler.not_built(each.ready.plugin.spec(manifest)):
-            lines.append(
-                f"{manifest.origin}: {', '.join(names)}: accepted, and without effect in this version"
-            )
-    return lines
+    ready = each.ready
+    return [
+        f"{manifest.origin}: {', '.join(names)}: accepted, and without effect in this version"
+        for manifest in each.desired.manifests.values()
+        if (names := ready.reconciler.not_built(ready.plugin.spec(manifest)))
+    ]
 
 
 def _held(each: Surveyed) -> str:

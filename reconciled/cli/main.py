@@ -53,10 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SystemExit(INVALID) from stop
         raise
     if parsed.verb in NOT_BUILT:
-        print(
-            f"reconciled {parsed.verb}: not built yet in this version ({NOT_BUILT[parsed.verb]})",
-            file=sys.stderr,
-        )
+        told = f"reconciled {parsed.verb}: not built yet in this version"
+        sys.stderr.write(f"{told} ({NOT_BUILT[parsed.verb]})\n")
         return 69
     module = importlib.import_module(f"reconciled.cli.{VERBS[parsed.verb][1]}")
     try:
@@ -101,5 +99,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
 
-        print(f"reconciled {version('reconciled')}")
+        sys.stdout.write(f"reconciled {version('reconciled')}\n")
         parser.exit()

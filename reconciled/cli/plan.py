@@ -22,7 +22,7 @@ from reconciled.config.load import find_config, load
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.observe.logs import configure
-from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.build import Prepared, prepared_whole
 from reconciled.runtime.planning import Planned, plan
 from reconciled.runtime.survey import Surveyed, survey
 
@@ -32,9 +32,8 @@ NOTHING, CHANGES, ERROR = 0, 1, 70
 def execute(arguments: argparse.Namespace) -> int:
     """Print what would be done."""
     try:
-        prepared = prepare(load(find_config(arguments.config, os.environ), os.environ).config)
-        if prepared.problems:
-            raise Invalid(list(prepared.problems))
+        path = find_config(arguments.config, os.environ)
+        prepared = prepared_whole(load(path, os.environ).config)
     except Invalid as invalid:
         return refuse(invalid)
     config = prepared.config

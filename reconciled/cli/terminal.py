@@ -19,17 +19,17 @@ INVALID = 78
 
 def say(text: str = "") -> None:
     """One line, or several, on standard output."""
-    print(text)
+    print(text)  # noqa: T201 - verbs print
 
 
 def complain(text: str) -> None:
     """The same on standard error."""
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr)  # noqa: T201 - verbs print
 
 
 def say_json(data: Any) -> None:
     """*data* for programs; keys keep their order."""
-    print(json.dumps(data, indent=2, ensure_ascii=False))
+    say(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def refuse(invalid: Invalid) -> int:

@@ -159,7 +159,7 @@ class Store:
         """The fingerprint of the spec that was begun and not yet done."""
         return self._begun.get(key)
 
-    def keys(self) -> set[Key]:
+    def all_keys(self) -> set[Key]:
         """Every key that is remembered."""
         return self._complete.keys() | self._begun.keys()
 

@@ -17,27 +17,25 @@ import attrs
 
 from reconciled.api import (
     Change,
+    Comparison,
+    FileRefused,
     Operation,
     ProgramFailed,
     Reconciler,
+    Removed,
     Request,
     Result,
-    done,
-    replace_file,
-    retry,
-    run_program,
-    terminal,
-)
-from reconciled.files import (
-    Comparison,
-    FileRefused,
-    Removed,
     compare_file,
     digest_of,
+    done,
     read_file,
     remove_file,
     remove_temporary,
+    replace_file,
+    retry,
+    run_program,
     temporary_name,
+    terminal,
 )
 from reconciled.reconcilers.diff import describe_change, is_private
 from reconciled.reconcilers.written import Written

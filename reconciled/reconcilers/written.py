@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.files import read_file, replace_file
+from reconciled.api import read_file, replace_file
 
 # With a dot in front it is no name of a resource, whose directory may stand here as well.
 NAME = ".written"

@@ -25,6 +25,7 @@ from reconciled.core.desired import Desired
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.removals import RemovalGuard
+from reconciled.core.resources import controller_of
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Watcher
 from reconciled.journal.store import Store
@@ -85,6 +86,14 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, tuple(ready), tuple(stalled), tuple(sorted(problems)))
 
 
+def prepared_whole(config: Config) -> Prepared:
+    """As prepare(), for who takes nothing less. Raises Invalid."""
+    prepared = prepare(config)
+    if prepared.problems:
+        raise Invalid(list(prepared.problems))
+    return prepared
+
+
 def _ready(config: Config, controller: ControllerConfig) -> Ready:
     plugin = find(controller.reconciler, config.plugins.directories).load()
     options = plugin.options(controller)
@@ -114,7 +123,7 @@ def build(ready: Ready, host: Host, stop: Stop, permits: Permits) -> Controller:
             ready.plugin.kind,
             [watcher.name for watcher in watchers if watcher.declares],
             RemovalGuard(removals.share, removals.above),
-            {key for key in host.store.keys() if key.startswith(f"{config.name}/")},
+            {key for key in host.store.all_keys() if controller_of(key) == config.name},
         ),
         host.queue.lane(
             config.name, config.concurrency, Backoff(config.retry.initial, config.retry.max)

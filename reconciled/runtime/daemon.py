@@ -24,7 +24,7 @@ import trio
 from reconciled.children import current_children
 from reconciled.core.loops import LoopDetector
 from reconciled.core.queue import WorkQueue
-from reconciled.core.resources import Key
+from reconciled.core.resources import Key, controller_of
 from reconciled.core.stages import Stage
 from reconciled.instant import STOPS, Signals
 from reconciled.journal.operations import VolatileOperations
@@ -41,7 +41,7 @@ from reconciled.runtime.once import Once
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.runtime.reload import Reloader, Swap
-from reconciled.runtime.runs import tell_loop
+from reconciled.runtime.settling import tell_loop
 from reconciled.stop import Stop
 from reconciled.stop.last_resort import LastResort
 
@@ -279,7 +279,7 @@ class Daemon:
         )
 
     def _tell_left(self, name: str) -> None:
-        keys = sorted(key for key in self.store.keys() if key.startswith(f"{name}/"))
+        keys = sorted(key for key in self.store.all_keys() if controller_of(key) == name)
         self.logs.log.warning(
             "controller.left",
             controller=name,

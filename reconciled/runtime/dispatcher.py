@@ -49,13 +49,15 @@ class Dispatcher:
     def _hand_out(self) -> None:
         host, queue = self.host, self.host.queue
         controllers = self.controllers()
+        now = trio.current_time()
         while not host.stopping:
-            job = queue.get(trio.current_time())
+            job = queue.get(now)
             if job is None:
                 return
             controller = controllers.get(job.lane.name)
             if controller is None or controller.nursery is None:
                 # Its controller left at a reload: the lane is dropped, the key forgotten.
-                job.lane.done(job, trio.current_time())
+                job.lane.done(job, now)
                 continue
-            controller.nursery.start_soon(runs.run, controller, job, name=f"reconcile {job.key}")
+            name = f"reconcile {job.key}"
+            controller.nursery.start_soon(runs.run, controller, job, name, name=name)

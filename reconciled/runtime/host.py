@@ -54,6 +54,11 @@ class Host:
         """Whether the instant of a stop is over."""
         return self.signals.stop_at is not None or self.stop.began.is_set()
 
+    @property
+    def debugging(self) -> bool:
+        """Whether lines of level debug are written; asked before they are put together."""
+        return self.logs.level == "debug"
+
     def next_run(self) -> int:
         """The number of the next run, unique within this start."""
         self._runs += 1

@@ -6,9 +6,9 @@ import attrs
 import trio
 
 from reconciled.core.durations import format_duration
+from reconciled.core.problems import Invalid
 from reconciled.core.results import Outcome, Result, Terminal, retry, terminal
 from reconciled.core.stages import Stage
-from reconciled.files import FileRefused
 from reconciled.stop import Overrun, Work
 
 INTERRUPTED = Result(Outcome.INTERRUPTED)
@@ -38,7 +38,7 @@ def failure_of(error: BaseException) -> Failure | None:
         first = first.exceptions[0]
     if isinstance(first, GeneratorExit):
         return None
-    if isinstance(first, Terminal | FileRefused):
+    if isinstance(first, Terminal | Invalid):
         return Failure(terminal(_text(first)), first, internal=False)
     if isinstance(first, Overrun):
         return Failure(retry(f"Overrun: {first}"), first, internal=False)
@@ -80,7 +80,5 @@ def _text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - a plugin's exception may be broken itself
         text = "its text cannot be read"
     name = type(error).__name__
-    text = (
-        text if isinstance(error, Terminal | FileRefused) else f"{name}: {text}" if text else name
-    )
+    text = text if isinstance(error, Terminal | Invalid) else f"{name}: {text}" if text else name
     return text if len(text) <= REASON_LENGTH else text[:REASON_LENGTH] + "…"

@@ -131,17 +131,17 @@ def _read(file: Path) -> dict[str, Any] | None:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    with open(handle, "rb") as opened:
+    with os.fdopen(handle, "rb") as opened:
         data = json.loads(opened.read(LONGEST))
     if not isinstance(data, dict) or not isinstance(data.get("keys"), list):
-        raise ValueError(f"{file} is not what reconciled writes: remove it")
+        raise ValueError(f"{file} is not what reconciled writes: remove it")  # noqa: TRY004 - content
     return data
 
 
 def _write(file: Path, data: dict[str, Any]) -> None:
     temporary = file.with_suffix(file.suffix + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(temporary, flags, 0o600), "wb") as opened:
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as opened:
         opened.write(json.dumps(data).encode())
         opened.flush()
         os.fsync(opened.fileno())

@@ -19,7 +19,7 @@ from reconciled.config.model import Config
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
 from reconciled.observe.bound import BoundLog
-from reconciled.runtime.build import Prepared, Ready, prepare
+from reconciled.runtime.build import Prepared, Ready, prepared_whole
 
 # Cannot change under a running daemon: what they name is open and locked.
 FIXED = ("state", "control")
@@ -123,10 +123,7 @@ class Reloader:
         ]
         if problems:
             raise Invalid(problems)
-        prepared = prepare(loaded.config)
-        if prepared.problems:
-            raise Invalid(list(prepared.problems))
-        return prepared
+        return prepared_whole(loaded.config)
 
 
 def _one_thread() -> trio.CapacityLimiter:

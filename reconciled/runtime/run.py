@@ -132,12 +132,15 @@ class Run:
         if self.fingerprint not in (store.fingerprint(self.key), store.begun(self.key)):
             await self._remember(complete=False)
 
+    @property
+    def remembered(self) -> bool:
+        """Whether this spec is remembered as done: then there is nothing to write."""
+        return self._host.store.fingerprint(self.key) == self.manifest.fingerprint
+
     async def remember_done(self) -> None:
-        """Remember that the spec is applied; a run that changed nothing writes nothing."""
-        if self._host.store.fingerprint(self.key) != self.fingerprint:
-            # The result outlives a cancellation: to lose it would repeat work that is done.
-            async with self.work.cleanup("record of what was applied"):
-                await self._remember(complete=True)
+        """Remember that the spec is applied, also while cancelled: to lose it repeats work."""
+        async with self.work.cleanup("record of what was applied"):
+            await self._remember(complete=True)
 
     async def _remember(self, *, complete: bool) -> None:
         manifest = self.manifest

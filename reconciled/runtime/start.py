@@ -26,7 +26,7 @@ from reconciled.journal.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.store import Store
 from reconciled.observe.logs import Logs, configure
 from reconciled.orphans import become_reaper
-from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.build import Prepared, prepared_whole
 from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.once import Once
 
@@ -40,9 +40,7 @@ def run_daemon(
     began = time.monotonic()
     try:
         loaded = load(path, environ)
-        prepared = prepare(loaded.config)
-        if prepared.problems:
-            raise Invalid(list(prepared.problems))
+        prepared = prepared_whole(loaded.config)
     except Invalid as invalid:
         return _tell_invalid(path, environ, invalid)
     log_config = loaded.config.log
@@ -69,7 +67,7 @@ def _tell_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> i
     return INVALID
 
 
-def _locked(  # noqa: PLR0913, PLR0917 - what the start has gathered
+def _locked(  # noqa: PLR0913 - what the start has gathered
     path: Path,
     environ: Mapping[str, str],
     signals: Signals,

@@ -30,8 +30,3 @@ class Status:
     def __repr__(self) -> str:
         outcome = self.outcome.value if self.outcome else "not run yet"
         return f"<Status {outcome}{': ' + self.reason if self.reason else ''}>"
-
-    @property
-    def ready(self) -> bool:
-        """Whether the key was as desired when last looked at."""
-        return self.outcome is Outcome.DONE or self.outcome is Outcome.AFTER

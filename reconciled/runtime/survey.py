@@ -46,10 +46,9 @@ async def survey(
     prepared: Prepared, applied: Mapping[str, Mapping[Key, Applied]]
 ) -> list[Surveyed]:
     """Read every declaring source of every controller once. *applied* by controller."""
-    surveyed: list[Surveyed] = []
-    for ready in prepared.ready:
-        surveyed.append(await _one(prepared, ready, applied.get(ready.config.name, {})))
-    return surveyed
+    return [
+        await _one(prepared, ready, applied.get(ready.config.name, {})) for ready in prepared.ready
+    ]
 
 
 async def _one(prepared: Prepared, ready: Ready, applied: Mapping[Key, Applied]) -> Surveyed:

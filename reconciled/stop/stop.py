@@ -43,6 +43,8 @@ class Stop:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
+    # The daemon's; kept, since each run asks for it.
+    root: Stop = attrs.field(init=False)
     reason: str = attrs.field(default="", init=False)
     # Set when this stop or one around it begins.
     began: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -74,6 +76,7 @@ class Stop:
     _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.root = self if self.parent is None else self.parent.root
         if self.parent is not None:
             self.parent.children.add(self)
             if self.parent.began.is_set():
@@ -83,14 +86,6 @@ class Stop:
         return f"<Stop {self.name}: {self.stage.name}, {len(list(self.all_works()))} running>"
 
     # -- where it stands ---------------------------------------------------
-
-    @property
-    def root(self) -> Stop:
-        """The daemon's."""
-        stop = self
-        while stop.parent is not None:
-            stop = stop.parent
-        return stop
 
     @property
     def stage(self) -> Stage:

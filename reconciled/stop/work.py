@@ -150,10 +150,10 @@ class Work:
 
     def __enter__(self) -> Self:
         self.began_at = now = trio.current_time()
-        self.scope = trio.CancelScope(deadline=now + self.timeout)
+        self.scope = scope = trio.CancelScope(deadline=now + self.timeout)
         self.task = trio.lowlevel.current_task()
         self.stop.enter(self)
-        self.scope.__enter__()
+        scope.__enter__()
         return self
 
     def __exit__(
