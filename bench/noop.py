@@ -34,6 +34,7 @@ from reconciled.plugins import Plugin
 from reconciled.runtime.build import Ready, build
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.host import Host
+from reconciled.runtime.operations import Operations
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.stop import Stop
@@ -92,7 +93,7 @@ async def ours(state: Path) -> float:
             stop,
             WorkQueue(64, random.Random(1)),
             store,
-            VolatileOperations(1),
+            Operations(VolatileOperations(1), state / "operations"),
             current_children(),
             LoopDetector(),
             StopRecord(stop),

@@ -38,6 +38,7 @@ from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.ending import Ending
 from reconciled.runtime.host import Host
 from reconciled.runtime.once import Once
+from reconciled.runtime.operations import Operations
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.runtime.reload import Reloader, Swap
@@ -101,7 +102,7 @@ class Daemon:
             stop,
             WorkQueue(config.limits.concurrency, random.Random()),  # noqa: S311 - spreads load
             self.store,
-            VolatileOperations(self.store.epoch),
+            Operations(VolatileOperations(self.store.epoch), config.state / "operations"),
             children,
             LoopDetector(),
             StopRecord(stop),

@@ -14,10 +14,10 @@ from reconciled.core.queue import WorkQueue
 from reconciled.core.resources import Key
 from reconciled.core.results import Result
 from reconciled.instant import Signals
-from reconciled.journal.operations import OperationLog
 from reconciled.journal.store import Store
 from reconciled.observe.bound import BoundLog
 from reconciled.observe.logs import Logs
+from reconciled.runtime.operations import Operations
 from reconciled.runtime.record import StopRecord
 from reconciled.stop import Stop
 
@@ -36,7 +36,7 @@ class Host:
     stop: Stop
     queue: WorkQueue
     store: Store
-    operations: OperationLog
+    operations: Operations
     children: Children
     loops: LoopDetector
     record: StopRecord

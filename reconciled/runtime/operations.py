@@ -20,6 +20,7 @@ from reconciled.api import StepKind
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
 from reconciled.journal.operations import Ending, OperationLog, OperationRecord, StepState
+from reconciled.observe.bound import BoundLog
 from reconciled.stop import Overrun, Section, Work
 
 
@@ -101,35 +102,42 @@ class OpenOperation:
         return kept
 
 
-@asynccontextmanager
-async def opened(
-    work: Work, log: OperationLog, root: Path, key: Key, name: str, pinned: Any, told: Any
-) -> AsyncIterator[OpenOperation]:
-    """Open an operation around the body, and close it by how the body ended.
+@attrs.frozen(eq=False)
+class Operations:
+    """All operations of the daemon: where they are noted, and where their files go."""
 
-    *told* is the run's logger. Raises trio.Cancelled at entry once the stop is at STOPPING.
-    """
-    await work.admit(name)
-    record = await log.begin(key, name, pinned)
-    operation = OpenOperation(record, work, log, root)
-    told.debug("operation.begun", operation=record.id, name=name)
-    try:
-        yield operation
-    except BaseException as error:
-        ending = _ending_of(error)
+    log: OperationLog
+    root: Path  # STATE/operations
+
+    @asynccontextmanager
+    async def opened(
+        self, work: Work, name: str, pinned: Any, told: BoundLog
+    ) -> AsyncIterator[OpenOperation]:
+        """Open an operation of *work*'s key around the body; close it by how the body ended.
+
+        *told* is the run's logger. Raises trio.Cancelled at entry once the stop is at STOPPING.
+        """
+        await work.admit(name)
+        record = await self.log.begin(Key(work.key), name, pinned)
+        operation = OpenOperation(record, work, self.log, self.root)
+        told.debug("operation.begun", operation=record.id, name=name)
+        try:
+            yield operation
+        except BaseException as error:
+            ending = _ending_of(error)
+            async with work.cleanup(f"outcome of {name}"):
+                await self.log.end(record.id, ending)
+            if ending is Ending.ABANDONED:
+                told.warning(
+                    "operation.interrupted",
+                    operation=record.id,
+                    name=name,
+                    last_step=operation.last_step or None,
+                    reason=_why(error, work),
+                )
+            raise
         async with work.cleanup(f"outcome of {name}"):
-            await log.end(record.id, ending)
-        if ending is Ending.ABANDONED:
-            told.warning(
-                "operation.interrupted",
-                operation=record.id,
-                name=name,
-                last_step=operation.last_step or None,
-                reason=_why(error, work),
-            )
-        raise
-    async with work.cleanup(f"outcome of {name}"):
-        await log.end(record.id, Ending.DONE)
+            await self.log.end(record.id, Ending.DONE)
 
 
 def _ending_of(error: BaseException) -> Ending:

@@ -10,7 +10,7 @@ from typing import Any
 from reconciled.core.jobs import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.runtime.host import Host
-from reconciled.runtime.operations import OpenOperation, opened
+from reconciled.runtime.operations import OpenOperation
 from reconciled.stop import Work
 
 
@@ -22,7 +22,7 @@ class Run:
 
     __slots__ = ("_host", "acted", "job", "key", "manifest", "number", "spec", "work")
 
-    def __init__(  # noqa: PLR0913 - one argument a field
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument a field
         self, host: Host, job: Job, manifest: Manifest, spec: Any, number: int, work: Work
     ) -> None:
         self._host = host
@@ -120,10 +120,8 @@ class Run:
     async def _operation(self, name: str) -> AsyncIterator[OpenOperation]:
         self.acted = True
         await self._own()
-        root = self._host.state / "operations"
-        async with opened(
-            self.work, self._host.operations, root, self.key, name, self.raw_spec, self.log
-        ) as operation:
+        opened = self._host.operations.opened(self.work, name, self.raw_spec, self.log)
+        async with opened as operation:
             yield operation
 
     async def _own(self) -> None:
