@@ -1,0 +1,87 @@
+# Everything sets itself up: `make demo` on a fresh checkout is a good first command.
+#
+#   make demo        a real daemon at work, in half a minute
+#   make test        all tests, with real processes, signals and kills
+#   make test-fast   those without real processes
+#   make lint        ruff, mypy, flake8
+#   make bench       each program in bench/, one after the other
+#   make lock        write requirements/*.txt anew, with the newest versions
+#   make clean       remove what make made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(VENV)/run.stamp
+DEV := $(VENV)/dev.stamp
+# Only its exit code counts; the pip of a fresh environment talks about newer ones of itself.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PYTEST := $(BIN)/pytest -q
+LINTED := reconciled config tests bench
+# flake8-async alone, ruff does the rest. ASYNC9 would demand a checkpoint on every path, and
+# ASYNC114 a list of all functions that are started with nursery.start(); a test is async to be
+# run by trio (ASYNC124). On the command line, since flake8 refuses codes as long as these in its
+# own options.
+FLAKE8 := $(BIN)/flake8 --isolated --select=ASY --disable=ASYNC9,ASYNC114 \
+	--per-file-disable='tests/*:ASYNC124'
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-fast lint bench lock clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(RUN)
+	@$(BIN)/python config/demo/demo.py
+
+test: $(DEV)
+	$(PYTEST)
+
+test-fast: $(DEV)
+	$(PYTEST) -m 'not processes'
+
+lint: $(DEV)
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/mypy --strict reconciled config/demo/demo.py
+	$(FLAKE8) $(LINTED)
+
+bench: $(DEV)
+	@for program in bench/*.py; do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
+
+# An environment whose Python has gone or was exchanged is made anew; else pip only changes
+# what differs, and a second `make` does nothing at all.
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo 'Python 3.11 or later is missing: apt-get install python3, or name one: make PYTHON=…' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo 'The venv module of Python is missing: apt-get install python3-venv' >&2; exit 1; }
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(RUN): $(VENV)/made requirements/run.txt pyproject.toml
+	@echo 'Setting up $(VENV) …'
+	@$(PIP) install --require-hashes -r requirements/run.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEV): $(VENV)/made requirements/dev.txt pyproject.toml
+	@echo 'Setting up $(VENV), with what tests and linters need …'
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@ $(RUN)
+
+# uv and not pip-compile, for one lock has to serve every Python from 3.11 on: pip-compile
+# leaves out what the Python that runs it does not need (libcst wants another YAML on 3.13).
+UV = .venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --upgrade \
+	--generate-hashes --no-emit-index-url --custom-compile-command 'make lock'
+
+lock:
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip --quiet --disable-pip-version-check install -r requirements/lock.in
+	$(UV) pyproject.toml requirements/build.in --all-extras --output-file requirements/dev.txt
+	$(UV) pyproject.toml requirements/build.in -c requirements/dev.txt --output-file requirements/run.txt
+	rm -rf .venv-lock
+
+clean:
+	rm -rf $(VENV) .venv-lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
