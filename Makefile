@@ -38,7 +38,7 @@ test: $(DEV)
 	$(PYTEST)
 
 test-fast: $(DEV)
-	$(PYTEST) -m 'not processes'
+	$(PYTEST) -n 2 -m 'not processes'
 
 lint: $(DEV)
 	$(BIN)/ruff check $(LINTED)
