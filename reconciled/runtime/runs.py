@@ -59,11 +59,12 @@ async def run(controller: Controller, job: Job, name: str) -> None:
                 failure = failure_of(error)
                 if failure is None:
                     raise
-                result = failure.result
                 if failure.internal:
                     _tell_internal(controller, host.log.bind(key=key, run=number), failure)
                 if (cancelled := cancellation_in(error)) is not None:
+                    # Not a failure as well: what cancelled it is the reason that counts.
                     raise cancelled from None
+                result = failure.result
         if work.scope.cancelled_caught:
             result = result_of_cancelled(work)
     finally:
