@@ -43,7 +43,7 @@ def failure_of(error: BaseException) -> Failure | None:
     if isinstance(first, Overrun):
         return Failure(retry(f"Overrun: {first}"), first, internal=False)
     if isinstance(first, SystemExit | KeyboardInterrupt):
-        reason = f"plugin code raised {type(first).__name__}({first}), which ends no daemon"
+        reason = f"{_text(first)}: plugin code raised it, which ends no daemon"
         return Failure(retry(reason), first, internal=False)
     known = isinstance(first, OSError) or type(first).__module__.startswith("reconciled.")
     return Failure(retry(_text(first)), first, internal=not known)
@@ -77,7 +77,7 @@ def result_of_cancelled(work: Work) -> Result:
 def _text(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - a plugin's exception may be broken itself
+    except BaseException:  # noqa: BLE001 - a plugin's exception may be broken, or call sys.exit()
         text = "its text cannot be read"
     name = type(error).__name__
     text = text if isinstance(error, Terminal | Invalid) else f"{name}: {text}" if text else name
