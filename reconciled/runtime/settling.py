@@ -65,7 +65,7 @@ def _succeeded(ended: Ended, now: float) -> None:
         controller.lane.done(job, now, rest)
     if _note(ended, now):
         host.logs.recovered(job.key)
-    if ended.removal:
+    if ended.removal and result.outcome is Outcome.DONE:
         _say(ended, now, "info", "reconcile.removed", message=result.reason or None)
         _gone(ended, now)
     elif ended.acted or result.reason:
