@@ -175,7 +175,8 @@ class Controller:
             manifest = self.manifests[key]
             known = self.host.store.fingerprint(key) == manifest.fingerprint
             cause = "changed" if key in before else "start" if known else "declared"
-            calm = known or (key in before and self._is_echo(key, now))
+            # Back to what was applied, from a spec that failed, is a change like any other.
+            calm = self._is_echo(key, now) if key in before else known and key not in self.statuses
             self.lane.add(key, now, cause, Priority.RESYNC if calm else Priority.CHANGED)
         for key in changes.removed:
             self.removing.add(key)
