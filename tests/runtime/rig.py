@@ -1,0 +1,310 @@
+"""One controller with its dispatcher, store and stop in this process, driven by a script.
+
+What a key does stands in ``Script.acts``: a coroutine function per name. What its source says is
+told by declare(). Time is the test's: nothing here sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.api import Reconciler, Request, Result, done
+from reconciled.config.load import load
+from reconciled.config.model import Config
+from reconciled.core.jobs import Priority
+from reconciled.core.loops import LoopDetector
+from reconciled.core.queue import WorkQueue
+from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
+from reconciled.core.sources import Report, Snapshot, Unavailable
+from reconciled.instant import Signals
+from reconciled.journal.operations import VolatileOperations
+from reconciled.journal.store import Store
+from reconciled.observe.logs import Logs, configure
+from reconciled.plugins import Plugin
+from reconciled.programs.children import current_children
+from reconciled.runtime import build
+from reconciled.runtime.controller import Controller
+from reconciled.runtime.dispatcher import Dispatcher
+from reconciled.runtime.host import Host
+from reconciled.runtime.operations import Operations
+from reconciled.runtime.permits import Permits
+from reconciled.runtime.record import StopRecord
+from reconciled.stop import Stop, Work
+
+Act = Callable[[Any], Awaitable[Any]]
+Line = dict[str, Any]
+
+CONFIG = """
+state: {state}
+stop: {{drain: 10s, critical: 1m, cleanup: 5s}}
+controllers:
+  c:
+    reconciler: exec
+    watch: [{{directory: .}}]
+    concurrency: {concurrency}
+    timeout: {timeout}
+    removals: {{share: 50%, above: 4}}
+"""
+
+
+@attrs.frozen
+class Thing:
+    """A spec: value tells two of them apart."""
+
+    value: int = 0
+
+
+class Script(Reconciler[Thing]):
+    """Does what acts says for the name, else nothing; keeps each request."""
+
+    kind = "Thing"
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.acts: dict[str, Act] = {}
+        self.requests: list[Any] = []
+
+    async def reconcile(self, request: Request[Thing]) -> Result:
+        self.requests.append(request)
+        act = self.acts.get(request.name)
+        if act is None:
+            return done()
+        result: Result = await act(request)
+        return result
+
+    @property
+    def ran(self) -> list[str]:
+        """The names of all runs, in order of their starts."""
+        return [request.name for request in self.requests]
+
+
+class Removing(Script):
+    """A Script with a removal; by default it is done at once."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.removals: list[Any] = []
+        self.removal: Act | None = None
+
+    async def remove(self, request: Request[Thing]) -> Result:
+        self.removals.append(request)
+        if self.removal is None:
+            return done()
+        result: Result = await self.removal(request)
+        return result
+
+
+@attrs.define(eq=False)
+class Source:
+    """A watcher that says what the test says: each of lives is one life of its task."""
+
+    name: str
+    declares: bool = True
+    lives: list[Act] = attrs.field(factory=list)
+    began: list[float] = attrs.field(factory=list)
+
+    async def watch(self, report: Callable[[Report], None]) -> None:
+        self.began.append(trio.current_time())
+        if self.lives:
+            await self.lives.pop(0)(report)
+        else:
+            await trio.sleep_forever()
+
+
+def thing(name: str, value: int = 0, **fields: Any) -> Manifest:
+    """A manifest."""
+    spec = {"value": value}
+    fingerprint = fingerprint_of({"kind": "Thing", "spec": spec})
+    return Manifest("Thing", name, spec, Origin("/m/x.yaml", 3, 1), fingerprint, **fields)
+
+
+def key(name: str) -> Key:
+    """The key of *name*."""
+    return Key(f"c/{name}")
+
+
+def lines_of(file: Path) -> list[Line]:
+    """The lines of a log."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def logs_to(file: Path, level: str = "info") -> Logs:
+    """A log that a test can read back, folded by the virtual clock."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+    return configure("json", level, descriptor=descriptor, environment={}, clock=trio.current_time)
+
+
+def plugin_of(script: Script) -> Plugin:
+    """A Plugin as if *script* had been loaded."""
+    return Plugin("script", "1.0", "script.py", type(script), "Thing", Thing, None)
+
+
+@attrs.define(eq=False)
+class Rig:
+    """The parts, and what a test asks of them."""
+
+    host: Host
+    config: Config
+    script: Script
+    controller: Controller
+    sources: list[Source]
+    permits: Permits
+    dispatcher: Dispatcher
+    log_file: Path
+    # Work that a stop had to leave behind.
+    left: list[Work] = attrs.field(factory=list)
+
+    def say(self, report: Report, source: int = 0) -> None:
+        """What a source says."""
+        self.controller.take(self.sources[source], report)
+
+    def declare(self, *manifests: Manifest, complete: bool = True, source: int = 0) -> None:
+        """Exactly *manifests* are declared."""
+        self.say(Snapshot(manifests, complete=complete), source)
+
+    def wish(self, *names: str, cause: str = "wish", priority: Priority = Priority.ASKED) -> None:
+        """Want a run of each, however it stands."""
+        for name in names:
+            self.controller.lane.add(key(name), trio.current_time(), cause, priority)
+
+    async def settle(self) -> None:
+        """Until nothing can go on without time passing."""
+        await trio.testing.wait_all_tasks_blocked()
+
+    def lines(self, event: str, **fields: Any) -> list[Line]:
+        """Log lines of *event* with these fields."""
+        return [
+            line
+            for line in lines_of(self.log_file)
+            if line["event"] == event and fields.items() <= line.items()
+        ]
+
+    def standing(self, name: str) -> str | None:
+        """Where the key stands in the queue; None: it has no state there."""
+        for entry in self.controller.lane:
+            if entry.key == key(name):
+                return entry.standing.value
+        return None
+
+    def failures(self, name: str) -> int:
+        """Failed runs in a row that the queue knows of."""
+        return max((e.failures for e in self.controller.lane if e.key == key(name)), default=0)
+
+    def traces(self, name: str) -> list[str]:
+        """Every place that still knows the key (invariant 14)."""
+        wanted = key(name)
+        places: dict[str, Iterable[Any]] = {
+            f"controller.{field.name}": value
+            for field in attrs.fields(Controller)
+            if isinstance(value := getattr(self.controller, field.name), dict | set)
+        }
+        places["desired.owned"] = self.controller.desired.owned
+        places["desired.removing"] = self.controller.desired._removing
+        places["desired.manifests"] = self.controller.manifests
+        places["lane"] = self.controller.lane._entries
+        places["loops"] = self.host.loops._trails
+        places["folder"] = self.host.logs._folder._of_key
+        places["store"] = self.host.store.all_keys()
+        places["operations"] = self.host.operations.log._by_key  # type: ignore[attr-defined]
+        places["works"] = [work.key for work in self.host.stop.all_works()]
+        found = [name for name, place in places.items() if wanted in place]
+        rest = wanted.replace("/", "~").removeprefix("c~")
+        found += [
+            f"{directory}/"
+            for directory in ("output", "memory")
+            if (self.host.state / directory / "c" / rest).exists()
+        ]
+        return found
+
+    async def signal(self) -> None:
+        """The instant of a stop, as the daemon acts on a SIGTERM."""
+        self.host.signals.stop_at = 0.0
+        self.host.stop.begin("SIGTERM")
+        self.dispatcher.wake()
+
+
+@asynccontextmanager
+async def rig(
+    tmp_path: Path,
+    script: Script,
+    *,
+    sources: Iterable[Source] = (),
+    concurrency: int = 16,
+    longest: str = "2m",
+    level: str = "info",
+) -> AsyncIterator[Rig]:
+    """A running controller named c, and its end."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = tmp_path / "r.yaml"
+    file.write_text(CONFIG.format(state=state, concurrency=concurrency, timeout=longest))
+    file.chmod(0o600)
+    config = load(file, {}).config
+    logs = logs_to(tmp_path / "log", level)
+    async with trio.open_nursery() as services:
+        stop = Stop("daemon", config.stop)
+        stop.install()
+        host = Host(
+            state,
+            logs,
+            Signals(),
+            stop,
+            WorkQueue(config.limits.concurrency, random.Random(1)),
+            Store.open(state),
+            Operations(VolatileOperations(1), state / "operations"),
+            current_children(),
+            LoopDetector(),
+            StopRecord(stop),
+            services,
+        )
+        await services.start(host.store.run)
+        permits = Permits(state, logs.log, lambda _, keys: built.allow(keys))
+        permits.prepare()
+        built = build.build(
+            build.Ready(config.controllers["c"], plugin_of(script), script), host, stop, permits
+        )
+        watchers = list(sources) or [Source("source 0")]
+        names = [watcher.name for watcher in watchers if watcher.declares]
+        # As built, but for its sources, which are the test's.
+        controller = attrs.evolve(
+            built,
+            watchers=tuple(watchers),
+            desired=attrs.evolve(built.desired, sources=names, owned=built.desired.owned),
+        )
+        built = controller
+        dispatcher = Dispatcher(host, lambda: {"c": controller})
+        made = Rig(
+            host, config, script, controller, watchers, permits, dispatcher, tmp_path / "log"
+        )
+        services.start_soon(stop.run_stages, made.left.extend)
+        await services.start(_work, made)
+        try:
+            yield made
+        finally:
+            logs.close()
+            services.cancel_scope.cancel(reason="the test is over")
+
+
+async def _work(  # noqa: ASYNC114 - started below, in a nursery that encloses it
+    made: Rig, *, task_status: trio.TaskStatus[None]
+) -> None:
+    with made.host.stop.scope:
+        async with trio.open_nursery() as work:
+            await work.start(made.controller.hold)
+            work.start_soon(made.controller.watch)
+            work.start_soon(made.dispatcher.run)
+            task_status.started()
+
+
+def unavailable(reason: str = "it is missing") -> Unavailable:
+    """A source that cannot be read."""
+    return Unavailable(reason)

@@ -1,0 +1,578 @@
+"""How a run ends, whatever its reconciler does: queue, status, store and log."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import pytest
+import trio
+from rig import Removing, Rig, Script, Thing, key, rig, thing
+from trio.testing import MockClock
+
+from reconciled.api import Outcome, Result, Terminal, after, done, retry, terminal
+from reconciled.core.jobs import Priority
+from reconciled.core.stages import Stage
+from reconciled.journal.store import Store
+
+
+def answers(*results: Any) -> Callable[[Any], Awaitable[Any]]:
+    """An act that gives the results in turn, the last one for ever."""
+    left = list(results)
+
+    async def act(_: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return act
+
+
+def raises(error: BaseException) -> Callable[[Any], Awaitable[Any]]:
+    async def act(_: Any) -> NoReturn:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    return act
+
+
+async def one(tmp_path: Path, act: Callable[[Any], Awaitable[Any]], **options: Any) -> Rig:
+    """A rig after one run of a key that does *act*; torn down again."""
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script, **options) as made:
+        made.declare(thing("a"))
+        await made.settle()
+    return made
+
+
+async def test_done_leaves_nothing_to_do(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """done() leaves no state in the queue, a status without a reason, and what was applied."""
+    made = await one(tmp_path, answers(done()))
+    assert made.standing("a") is None
+    status = made.controller.statuses[key("a")]
+    assert (status.outcome, status.reason) == (Outcome.DONE, "")
+    assert status.observed == thing("a").fingerprint
+    assert made.host.store.fingerprint(key("a")) == thing("a").fingerprint
+
+
+async def test_after_comes_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """after(d) counts as done, and the key runs again in d seconds, not before."""
+    script = Script()
+    script.acts["a"] = answers(after("90s"), done())
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        assert made.standing("a") == "delayed"
+        assert made.controller.statuses[key("a")].reason == ""
+        assert made.host.store.fingerprint(key("a")) == thing("a").fingerprint
+        await trio.sleep(89)
+        assert len(script.requests) == 1
+        await trio.sleep(2)
+        assert script.requests[1].causes == ("after 1m30s",)
+
+
+async def test_retry_backs_off_and_recovers(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """retry() comes again behind a growing backoff with its count; done() ends both, told once."""
+    script = Script()
+    script.acts["a"] = answers(retry("no network"), retry("no network"), done())
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        assert made.standing("a") == "retrying"
+        assert made.controller.statuses[key("a")].reason == "no network"
+        assert made.host.store.fingerprint(key("a")) is None
+        await trio.sleep(10)
+        assert [request.failures for request in script.requests] == [0, 1, 2]
+        assert made.standing("a") is None
+        assert made.controller.statuses[key("a")].reason == ""
+        assert len(made.lines("fault.recovered", key=key("a"))) == 1
+        (line,) = made.lines("reconcile.failed")
+        assert (line["reason"], line["failures"]) == ("no network", 1)
+
+
+async def test_terminal_waits_for_another_spec(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A terminal key runs for no tick and no time, but at once for a changed spec."""
+    script = Script()
+    script.acts["a"] = answers(terminal("no such user"), done())
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        assert made.standing("a") == "terminal"
+        for _ in range(100):
+            made.wish("a", cause="every 10m", priority=Priority.RESYNC)
+            await trio.sleep(600)
+        assert len(script.requests) == 1
+        made.declare(thing("a", 2))
+        await made.settle()
+        assert len(script.requests) == 2
+        assert made.standing("a") is None
+
+
+async def test_a_terminal_key_runs_when_its_old_spec_returns(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Taking a bad change back is a change too: the key runs, although that spec was applied."""
+    script = Script()
+    script.acts["a"] = answers(done(), terminal("no such user"), done())
+    async with rig(tmp_path, script) as made:
+        for value in (1, 2, 1):
+            made.declare(thing("a", value))
+            await made.settle()
+        assert [request.spec.value for request in script.requests] == [1, 2, 1]
+        assert made.controller.statuses[key("a")].outcome is Outcome.DONE
+
+
+class BrokenText(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("broken")
+
+
+class ExitingText(Exception):
+    """An exception whose text ends the process."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class BrokenRepr:
+    """A result that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("broken")
+
+
+GROUP = ExceptionGroup("several", [ExceptionGroup("inner", [ValueError("deep")]), OSError("wide")])
+OUTSIDE: list[tuple[str, Any, Outcome, str]] = [
+    ("exception", raises(ValueError("x is 3")), Outcome.RETRY, "ValueError: x is 3"),
+    ("without a text", raises(ValueError()), Outcome.RETRY, "ValueError"),
+    ("known", raises(OSError(28, "No space")), Outcome.RETRY, "OSError: [Errno 28] No space"),
+    ("Terminal", raises(Terminal("never")), Outcome.TERMINAL, "never"),
+    ("a group", raises(GROUP), Outcome.RETRY, "ValueError: deep"),
+    (
+        "Terminal in a group",
+        raises(BaseExceptionGroup("", [Terminal("no")])),
+        Outcome.TERMINAL,
+        "no",
+    ),
+    ("sys.exit", raises(SystemExit(3)), Outcome.RETRY, "SystemExit: 3: plugin code"),
+    (
+        "KeyboardInterrupt",
+        raises(KeyboardInterrupt()),
+        Outcome.RETRY,
+        "KeyboardInterrupt: plugin code",
+    ),
+    ("BaseException", raises(BaseException("odd")), Outcome.RETRY, "BaseException: odd"),
+    ("broken text", raises(BrokenText()), Outcome.RETRY, "BrokenText: its text cannot be read"),
+    ("exiting text", raises(ExitingText()), Outcome.RETRY, "ExitingText: its text"),
+    ("exit, broken text", raises(SystemExit(BrokenText())), Outcome.RETRY, "SystemExit"),
+    ("long text", raises(ValueError("x" * 9000)), Outcome.RETRY, "…"),
+    ("None", answers(None), Outcome.RETRY, "returned None: return done()"),
+    ("garbage", answers({"state": "ok"}), Outcome.RETRY, "returned {'state': 'ok'}"),
+    ("broken garbage", answers(BrokenRepr()), Outcome.RETRY, "RuntimeError: broken"),
+]
+
+
+@pytest.mark.parametrize(
+    ("act", "outcome", "reason"), [x[1:] for x in OUTSIDE], ids=[x[0] for x in OUTSIDE]
+)
+async def test_c15_what_a_reconciler_throws_is_its_own(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    act: Callable[[Any], Awaitable[Any]],
+    outcome: Outcome,
+    reason: str,
+) -> None:
+    """Whatever a reconciler raises or returns is a failure of its key, and others run on (C15)."""
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"), thing("b"))
+        await made.settle()
+        status = made.controller.statuses[key("a")]
+        assert status.outcome is outcome
+        assert reason in status.reason
+        assert len(status.reason) < 600
+        assert made.standing("a") == ("terminal" if outcome is Outcome.TERMINAL else "retrying")
+        assert made.controller.statuses[key("b")].outcome is Outcome.DONE
+        made.wish("b")
+        await made.settle()
+        assert script.ran.count("b") == 2
+
+
+async def test_c15_the_plugin_and_the_place_are_named(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """An exception that nobody foresaw is told with plugin, version, file and line (C15)."""
+    made = await one(tmp_path, raises(ZeroDivisionError("by 0")))
+    (line,) = made.lines("plugin.failed", key=key("a"))
+    assert (line["plugin"], line["version"]) == ("script", "1.0")
+    assert line["at"].startswith(f"{__file__}:")
+    assert "traceback" not in line
+    assert (await one(tmp_path / "2", raises(OSError("full")))).lines("plugin.failed") == []
+
+
+async def test_c15_a_failure_does_not_carry_a_cancellation_away(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A group of an error and a cancellation ends the run as cancelled, and tells the error."""
+
+    async def failing_cleanup(_: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleep_and_fail)
+            await trio.sleep_forever()
+
+    async def sleep_and_fail() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ZeroDivisionError("in a finally")
+
+    script = Script()
+    script.acts["a"] = failing_cleanup
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        made.host.stop.crash("the test wants it")
+        await made.settle()
+        assert key("a") not in made.controller.statuses
+        assert made.failures("a") == 0
+        assert made.standing("a") == "waiting"
+        assert "in a finally" in made.lines("plugin.failed")[0]["reason"]
+        assert made.lines("reconcile.failed") == []
+
+
+async def test_c15_code_beside_reconcile_is_the_plugins_too(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """not_built() and the spec's own code may fail as they like: only their key does (C15)."""
+
+    class Odd(Script):
+        def not_built(self, spec: Thing) -> list[str]:
+            if spec.value == 7:
+                raise SystemExit(3)
+            return []
+
+    script = Odd()
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a", 7), thing("b"))
+        await made.settle()
+        assert made.controller.statuses[key("a")].outcome is Outcome.RETRY
+        assert made.controller.statuses[key("b")].outcome is Outcome.DONE
+
+
+async def test_a_spec_that_does_not_fit_any_more_is_terminal(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A spec that its class refuses is never tried twice, and the place in its file is named."""
+    script = Script()
+    async with rig(tmp_path, script) as made:
+        made.declare(attrs.evolve(thing("a"), spec={"valu": 3}))
+        await made.settle()
+        assert script.requests == []
+        status = made.controller.statuses[key("a")]
+        assert status.outcome is Outcome.TERMINAL
+        assert "/m/x.yaml:3:1" in status.reason
+        assert "did you mean value?" in status.reason
+
+
+async def test_a_run_that_takes_too_long_fails(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """The timeout of the configuration ends a run, as a failure with that reason."""
+
+    async def slow(_: Any) -> Result:
+        await trio.sleep(121)
+        return done()
+
+    script = Script()
+    script.acts["a"] = slow
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await trio.sleep(119)
+        assert made.standing("a") == "running"
+        await trio.sleep(1.1)
+        assert made.controller.statuses[key("a")].reason == "Timeout: took longer than 2m"
+        assert made.failures("a") == 1
+
+
+async def test_a_critical_operation_does_not_count_for_the_timeout(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Time inside a critical operation is added to the timeout, which counts on afterwards."""
+    ended: list[float] = []
+
+    async def act(request: Any) -> Result:
+        await trio.sleep(100)
+        async with request.operation("write") as operation, operation.critical(budget="50s"):
+            await trio.sleep(49)
+        ended.append(trio.current_time())
+        await trio.sleep(100)
+        return done()
+
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        start = trio.current_time()
+        made.declare(thing("a"))
+        await trio.sleep(168)
+        assert [round(time - start) for time in ended] == [149]
+        assert made.standing("a") == "running"
+        await trio.sleep(2)
+        assert "Timeout" in made.controller.statuses[key("a")].reason
+        assert made.failures("a") == 1
+
+
+async def test_an_overrun_is_a_failure_with_its_reason(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A critical operation that outruns its own budget is cut, fails, and is told interrupted."""
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write") as operation, operation.critical(budget="3s"):
+            await trio.sleep_forever()
+        return done()
+
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await trio.sleep(3.1)
+        assert made.controller.statuses[key("a")].reason == (
+            "Overrun: write was cut off after 3s by its own budget (budget 3s)"
+        )
+        assert made.lines("operation.interrupted")[0]["name"] == "write"
+        assert made.host.operations.log.open() == []
+        assert made.host.stop.cut_count == 0
+
+
+@pytest.mark.parametrize("budget", ["61s", 0, -1, float("inf"), float("nan")])
+async def test_a_budget_that_a_stop_could_not_keep_is_refused(
+    tmp_path: Path, autojump_clock: MockClock, budget: float | str
+) -> None:
+    """A critical budget is finite, positive and within stop.critical, or the run fails."""
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write") as operation, operation.critical(budget=budget):
+            raise AssertionError("it began")
+        return done()
+
+    made = await one(tmp_path, act)
+    assert made.controller.statuses[key("a")].reason.startswith("ValueError: ")
+    assert "budget" in made.controller.statuses[key("a")].reason
+
+
+async def test_a_run_without_changes_writes_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Of a hundred runs with the same spec only the first one writes to the store."""
+    script = Script()
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        commits = made.host.store.commits
+        for _ in range(99):
+            made.wish("a")
+            await made.settle()
+        assert len(script.requests) == 100
+        assert made.host.store.commits == commits
+
+
+async def test_the_key_is_remembered_before_its_first_effect(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """An operation's body finds the key in the store, not yet complete; afterwards it is."""
+    seen: list[Any] = []
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write"):
+            store = request._host.store
+            seen.append((store.begun(request.key), store.fingerprint(request.key)))
+            recalled = await store.recall(request.key)
+            seen.append((recalled.spec, recalled.base, recalled.complete))
+        return done()
+
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a", 5))
+        await made.settle()
+        print_of = thing("a", 5).fingerprint
+        assert seen == [(print_of, None), ({"value": 5}, "/m", False)]
+        assert made.host.store.fingerprint(key("a")) == print_of
+        assert made.host.store.begun(key("a")) is None
+
+
+async def test_a_failed_run_is_not_remembered_as_done(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """What was begun and failed stays begun, so that it can be removed and is not called done."""
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write"):
+            pass
+        return retry("not yet")
+
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        assert made.host.store.begun(key("a")) == thing("a").fingerprint
+        assert made.host.store.fingerprint(key("a")) is None
+        assert script.requests[0].applied is None
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["ordinary", "in an operation"])
+async def test_interrupted_is_neither_success_nor_failure(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    *,
+    inside: bool,
+) -> None:
+    """A run that a stop cancels counts no failure, keeps its causes, and waits again (inv. 8)."""
+
+    async def act(request: Any) -> Result:
+        if not inside:
+            await trio.sleep_forever()
+        async with request.operation("write"):
+            await trio.sleep_forever()
+        return done()
+
+    script = Script()
+    script.acts["a"] = answers(retry("once"))
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        script.acts["a"] = act
+        made.wish("a", cause="by hand")
+        await made.settle()
+        retries = made.controller.lane.counters.retries
+        await made.signal()
+        await trio.sleep(10.1)
+        assert made.host.stop.stage is Stage.STOPPING
+        assert made.standing("a") == "waiting"
+        assert made.failures("a") == 1
+        (entry,) = made.controller.lane
+        assert "by hand" in entry.causes
+        assert made.controller.lane.counters.retries == retries
+        assert made.controller.statuses[key("a")].reason == "once"
+        (line,) = made.lines("reconcile.interrupted")
+        assert (line["level"], line["reason"]) == ("info", "SIGTERM")
+        assert len(made.lines("operation.interrupted")) == inside
+        assert made.host.record.report(0).interrupted == (key("a"),)
+
+
+async def test_a_critical_operation_outlives_the_stop_and_is_remembered(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """C01: critical work that a stop meets runs to its end, and its result counts as done."""
+    ended: list[float] = []
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write") as operation, operation.critical(budget="40s"):
+            await trio.sleep(35)
+            ended.append(trio.current_time())
+        return done()
+
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        start = trio.current_time()
+        await made.signal()
+        await made.controller.ended.wait()
+        assert [time - start for time in ended] == [35]
+        assert trio.current_time() - start == pytest.approx(35)
+        assert made.host.store.fingerprint(key("a")) == thing("a").fingerprint
+        assert made.controller.statuses[key("a")].outcome is Outcome.DONE
+        assert made.lines("reconcile.interrupted") == []
+        assert made.host.stop.cut_count == 0
+
+
+async def test_a_stop_is_seen_by_the_request(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """request.stopping is false until the instant of a stop, and true from it on."""
+    seen: list[bool] = []
+
+    async def act(request: Any) -> Result:
+        seen.append(request.stopping)
+        await trio.sleep(1)
+        seen.append(request.stopping)
+        return done()
+
+    script = Script()
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        await made.signal()
+        await made.controller.ended.wait()
+    assert seen == [False, True]
+
+
+async def test_a_reconciler_that_swallows_its_cancellation_is_named(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A run that goes on after cancellation and cleanup is handed to the one who leaves it."""
+
+    async def deaf(_: Any) -> Result:
+        while True:
+            try:
+                await trio.sleep(3600)
+            except trio.Cancelled:  # noqa: ASYNC103 - what careless plugins do
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 90):
+                    await trio.sleep_forever()
+                return done()  # noqa: ASYNC104 - so is this
+
+    script = Script()
+    script.acts["a"] = deaf
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await made.settle()
+        await made.signal()
+        await trio.sleep(10 + 5 + 0.6)
+        assert [work.key for work in made.left] == [key("a")]
+        await made.controller.ended.wait()
+
+
+async def test_a_removal_that_wants_time_is_not_over(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A removal that answers after() or retry() is asked again, and the key stays known."""
+    script = Removing()
+    script.removal = answers(after("5s"), retry("busy"), done())
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"), thing("b"))
+        await made.settle()
+        made.declare(thing("b"))
+        await made.settle()
+        assert made.lines("reconcile.removed") == []
+        assert key("a") in made.host.store.all_keys()
+        await trio.sleep(60)
+        assert len(script.removals) == 3
+        assert len(made.lines("reconcile.removed")) == 1
+        assert made.traces("a") == []
+
+
+async def test_a_store_that_fails_harms_only_the_run(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal whose last spec cannot be read is a failed run, not the end of the daemon."""
+    script = Removing()
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"), thing("b"))
+        await made.settle()
+
+        async def broken(*_: Any) -> NoReturn:
+            await trio.lowlevel.checkpoint()
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(Store, "recall", broken)
+        made.declare(thing("b"))
+        made.controller.absent.clear()  # as in a later life
+        await made.settle()
+        assert made.controller.statuses[key("a")].outcome is Outcome.RETRY
+        assert "Input/output error" in made.controller.statuses[key("a")].reason
