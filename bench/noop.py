@@ -19,7 +19,7 @@ import trio.testing
 from table import row
 
 from reconciled.api import Reconciler, Request, Result, done
-from reconciled.children import current_children
+from reconciled.programs.children import current_children
 from reconciled.config.load import load
 from reconciled.core.jobs import Priority
 from reconciled.core.loops import LoopDetector

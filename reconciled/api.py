@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import attrs
 
+from reconciled.core.durations import Seconds, parse_duration
 from reconciled.core.results import Outcome, Result, Terminal, after, done, retry, terminal
 from reconciled.files import (
     Comparison,
@@ -58,12 +59,14 @@ __all__ = [
     "Replaced",
     "Request",
     "Result",
+    "Seconds",
     "StepKind",
     "Terminal",
     "after",
     "compare_file",
     "digest_of",
     "done",
+    "parse_duration",
     "read_file",
     "remove_file",
     "remove_temporary",

@@ -12,8 +12,9 @@ from reconciled.config.model import ControllerConfig, Interrupted, Removals, Ret
 from reconciled.config.positions import Path as Steps
 from reconciled.config.positions import Positions
 from reconciled.config.structure import Structurer
-from reconciled.config.values import Seconds, at_least, positive
+from reconciled.config.values import at_least, positive
 from reconciled.config.watches import DirectoryWatch, Watch, read_watch
+from reconciled.core.durations import Seconds
 from reconciled.core.problems import Invalid, Problem
 
 # A controller's name is the first part of every key, and a word in logs and metrics.

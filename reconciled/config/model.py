@@ -16,9 +16,9 @@ import attrs
 
 from reconciled.config.positions import Path as Steps
 from reconciled.config.positions import Positions
-from reconciled.config.values import Seconds, Share, at_least, positive
+from reconciled.config.values import Share, at_least, positive
 from reconciled.config.watches import Watch
-from reconciled.core.durations import format_duration
+from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.resources import Origin
 from reconciled.core.stages import StopLimits
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NewType, Union, get_origin
 
 import attrs
 
-from reconciled.config.values import Seconds
+from reconciled.core.durations import Seconds
 
 SEQUENCES: dict[Any, Callable[[list[Any]], Any]] = {
     list: list,

@@ -8,8 +8,8 @@ from pathlib import Path as FilePath
 from typing import Any, get_args
 
 from reconciled.config.faults import Hook, described, fault, unknown
-from reconciled.config.values import Seconds, Share, parse_share
-from reconciled.core.durations import parse_duration
+from reconciled.config.values import Share, parse_share
+from reconciled.core.durations import Seconds, parse_duration
 
 _LONGEST_INTEGER = 18  # digits that are certain to fit into 64 bits
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from typing import Any, NewType
 
-Seconds = NewType("Seconds", float)  # written as a duration: 1m30s
 Share = NewType("Share", float)  # 0 to 1, written as a percentage: 50%
 
 _PERCENTAGE = re.compile(r"([1-9]?[0-9](?:\.[0-9]+)?|100)%")

@@ -15,7 +15,8 @@ from reconciled.config.faults import described, unknown
 from reconciled.config.positions import Path as Steps
 from reconciled.config.positions import Positions
 from reconciled.config.structure import Structurer
-from reconciled.config.values import Seconds, Share, positive
+from reconciled.config.values import Share, positive
+from reconciled.core.durations import Seconds
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
 

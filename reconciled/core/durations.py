@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import NewType
+
+# The type of a field that is written as a duration, in configuration, options and specs.
+Seconds = NewType("Seconds", float)
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")

@@ -23,7 +23,7 @@ from reconciled.api import (
     Reconciler,
     Request,
     Result,
-    after,
+    Seconds,
     done,
     retry,
     run_program,
@@ -44,9 +44,8 @@ def _program(_: object, attribute: attrs.Attribute[Any], value: list[str]) -> No
         raise ValueError(f"{attribute.name} has a NUL character: no argument can hold one")
 
 
-def _budget(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
-    # after() is the one reader of durations that plugins have, and its messages are good.
-    if after(value).delay <= 0:
+def _budget(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if value <= 0:
         raise ValueError(f"{attribute.name} must be longer than 0s, as in 2m")
 
 
@@ -70,7 +69,7 @@ _optional_program = attrs.validators.optional(_program)
 class CriticalPart:
     """What of an Exec outlives a stop."""
 
-    budget: str = attrs.field(validator=_budget)  # a duration
+    budget: Seconds = attrs.field(validator=_budget)
 
 
 @attrs.frozen
@@ -95,7 +94,7 @@ class ExecReconciler(Reconciler[Exec]):
 
     def budget(self, spec: Exec) -> float | None:
         """What ``critical`` asks for, in seconds."""
-        return after(spec.critical.budget).delay if spec.critical else None
+        return spec.critical.budget if spec.critical else None
 
     def not_built(self, spec: Exec) -> list[str]:
         """The fields of *spec* that are accepted, and have no effect in this release."""

@@ -104,7 +104,7 @@ def _ready(config: Config, controller: ControllerConfig) -> Ready:
         failure = failure_of(error)
         if failure is None:
             raise
-        raise Broken(plugin.name, failure.result.reason, controller.origin) from error
+        raise Broken(plugin.name, failure.result.reason, controller.origin) from error  # noqa: ASYNC104 - no cancellation: see failure_of()
     return Ready(controller, plugin, reconciler)
 
 

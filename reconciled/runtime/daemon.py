@@ -21,7 +21,6 @@ from pathlib import Path
 import attrs
 import trio
 
-from reconciled.children import current_children
 from reconciled.core.loops import LoopDetector
 from reconciled.core.queue import WorkQueue
 from reconciled.core.resources import Key, controller_of
@@ -31,7 +30,8 @@ from reconciled.journal.operations import VolatileOperations
 from reconciled.journal.store import Store
 from reconciled.observe import tasktree
 from reconciled.observe.logs import Logs
-from reconciled.orphans import Orphans
+from reconciled.programs.children import current_children
+from reconciled.programs.orphans import Orphans
 from reconciled.runtime.build import Prepared, Ready, build
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
@@ -132,7 +132,6 @@ class Daemon:
         services.start_soon(self.logs.serve, name="log")
         services.start_soon(host.stop.run_stages, self.ending.leave_behind, name="stop stages")
         services.start_soon(self.orphans.reap, name="orphan reaper")
-        services.start_soon(self.permits.serve, name="permits")
         services.start_soon(self.reloader.serve, name="reload")
         services.start_soon(self._end_loops, name="loop detector")
         self.last_resort.begin()
@@ -147,6 +146,8 @@ class Daemon:
                     await self._start(ready)
                 for stalled in self.prepared.stalled:
                     self._tell_stalled(stalled.config.name, stalled.reason)
+                # Not before: a permit for a controller that is not there yet would be lost.
+                self.host.services.start_soon(self.permits.serve, name="permits")
                 work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
                 # From here on a stop has stages: before, nothing had begun that could be cut.
                 self._listen()
@@ -170,6 +171,8 @@ class Daemon:
         name = controller.name
         await self._reconciles.start(controller.hold, name=f"reconciles of {name}")
         self.controllers[name] = controller
+        # Before the first report: it decides what is held.
+        self.permits.look(name)
         self._intake.start_soon(self.host.stop.guard, controller.watch, name=f"intake of {name}")
         for warning in ready.plugin.warnings:
             self.logs.log.warning("plugin.warning", plugin=ready.plugin.name, reason=warning)

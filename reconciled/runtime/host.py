@@ -8,7 +8,6 @@ from pathlib import Path
 import attrs
 import trio
 
-from reconciled.children import Children
 from reconciled.core.loops import LoopDetector
 from reconciled.core.queue import WorkQueue
 from reconciled.core.resources import Key
@@ -17,6 +16,7 @@ from reconciled.instant import Signals
 from reconciled.journal.store import Store
 from reconciled.observe.bound import BoundLog
 from reconciled.observe.logs import Logs
+from reconciled.programs.children import Children
 from reconciled.runtime.operations import Operations
 from reconciled.runtime.record import StopRecord
 from reconciled.stop import Stop

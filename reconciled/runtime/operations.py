@@ -21,6 +21,7 @@ from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
 from reconciled.journal.operations import Ending, OperationLog, OperationRecord, StepState
 from reconciled.observe.bound import BoundLog
+from reconciled.programs import ProgramFailed
 from reconciled.stop import Overrun, Section, Work
 
 
@@ -125,8 +126,8 @@ class Operations:
             yield operation
         except BaseException as error:
             ending = _ending_of(error)
-            async with work.cleanup(f"outcome of {name}"):
-                await self.log.end(record.id, ending)
+            async with work.cleanup(f"outcome of {name}"):  # noqa: ASYNC102 - it is a shield
+                await self.log.end(record.id, ending)  # noqa: ASYNC102 - inside that shield
             if ending is Ending.ABANDONED:
                 told.warning(
                     "operation.interrupted",
@@ -140,17 +141,23 @@ class Operations:
             await self.log.end(record.id, Ending.DONE)
 
 
+def _is_interruption(error: BaseException) -> bool:
+    """Whether the operation was stopped from outside, and did not fail by a word of its own."""
+    if isinstance(error, ProgramFailed):
+        return error.ended is not None and error.ended.code is None
+    return isinstance(error, Overrun | trio.Cancelled)
+
+
 def _ending_of(error: BaseException) -> Ending:
-    group = BaseExceptionGroup("", [error])
-    if group.subgroup(Overrun) is not None or group.subgroup(trio.Cancelled) is not None:
-        return Ending.ABANDONED
-    return Ending.FAILED
+    found = BaseExceptionGroup("", [error]).subgroup(_is_interruption)
+    return Ending.FAILED if found is None else Ending.ABANDONED
 
 
 def _why(error: BaseException, work: Work) -> str:
-    cut = BaseExceptionGroup("", [error]).subgroup(Overrun)
-    if cut is not None:
-        while isinstance(cut, BaseExceptionGroup):
-            cut = cut.exceptions[0]  # type: ignore[assignment]
-        return str(cut)
-    return work.stop.root.reason or work.stop.reason or "cancelled"
+    said = BaseExceptionGroup("", [error]).subgroup((Overrun, ProgramFailed))
+    if said is None:
+        return work.stop.root.reason or work.stop.reason or "cancelled"
+    first: BaseException = said
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return str(first)

@@ -77,7 +77,7 @@ def result_of_cancelled(work: Work) -> Result:
 def _text(error: BaseException) -> str:
     try:
         text = str(error)
-    except BaseException:  # noqa: BLE001 - a plugin's exception may be broken, or call sys.exit()
+    except BaseException:  # noqa: ASYNC103, BLE001 - a broken exception may raise anything
         text = "its text cannot be read"
     name = type(error).__name__
     text = text if isinstance(error, Terminal | Invalid) else f"{name}: {text}" if text else name

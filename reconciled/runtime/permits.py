@@ -101,10 +101,9 @@ class Permits:
                 while inotify.sync_get() is not None:
                     pass
 
-    def look(self) -> None:
-        """Act on every permit that is there."""
-        for file in sorted(self.directory.glob("*.allow")):
-            controller = file.stem
+    def look(self, controller: str = "*") -> None:
+        """Act on every permit that is there, or on that of *controller* alone."""
+        for file in sorted(self.directory.glob(f"{controller}.allow")):
             try:
                 data = _read(file)
             except (OSError, ValueError) as error:
@@ -114,8 +113,8 @@ class Permits:
             file.unlink(missing_ok=True)
             if data is not None:
                 keys = frozenset(Key(key) for key in data["keys"])
-                self.log.info("removals.allowed", controller=controller, count=len(keys))
-                self.allow(controller, keys)
+                self.log.info("removals.allowed", controller=file.stem, count=len(keys))
+                self.allow(file.stem, keys)
 
 
 def describe(held: Held) -> str:

@@ -156,8 +156,8 @@ async def _ask(each: Surveyed, request: Planning) -> Planned:
     try:
         with trio.fail_after(TIMEOUT):
             return Planned(key, tuple(await ask(request)))
-    except BaseException as error:  # failure_of() gives None for a cancellation
+    except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
         failure = failure_of(error)
         if failure is None:
             raise
-        return Planned(key, error=failure.result.reason)
+        return Planned(key, error=failure.result.reason)  # noqa: ASYNC104 - it was none

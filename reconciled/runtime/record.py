@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import attrs
 import trio
 
-from reconciled.children import Left
 from reconciled.core.stages import Stage
 from reconciled.observe.stopreport import ChildLeft, Fate, StopReport, Straggler
 from reconciled.observe.tasktree import frames_of
+from reconciled.programs.children import Left
 from reconciled.stop import Stop, Work
 
 # Where a run stands costs 20 µs each: of so many it is looked up when ordinary work ends.

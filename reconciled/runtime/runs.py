@@ -55,7 +55,7 @@ async def run(controller: Controller, job: Job, name: str) -> None:
             try:
                 request = await _request(controller, job, number, work, removal=removal)
                 result = done() if request is None else await _attempt(controller, request, removal)
-            except BaseException as error:  # failure_of() gives None for a cancellation
+            except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
                 failure = failure_of(error)
                 if failure is None:
                     raise
@@ -63,7 +63,7 @@ async def run(controller: Controller, job: Job, name: str) -> None:
                     _tell_internal(controller, host.log.bind(key=key, run=number), failure)
                 if (cancelled := cancellation_in(error)) is not None:
                     # Not a failure as well: what cancelled it is the reason that counts.
-                    raise cancelled from None
+                    raise cancelled from None  # noqa: ASYNC104 - it is the cancellation itself
                 result = failure.result
         if work.scope.cancelled_caught:
             result = result_of_cancelled(work)

@@ -25,7 +25,7 @@ from reconciled.journal.lock import Locked, StateLock, StateRefused
 from reconciled.journal.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.store import Store
 from reconciled.observe.logs import Logs, configure
-from reconciled.orphans import become_reaper
+from reconciled.programs.orphans import become_reaper
 from reconciled.runtime.build import Prepared, prepared_whole
 from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.once import Once

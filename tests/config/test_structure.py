@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from reconciled.config.documents import read_documents
 from reconciled.config.structure import Structurer, structure
-from reconciled.config.values import Seconds, Share, at_least, parse_share
-from reconciled.core.durations import format_duration
+from reconciled.config.values import Share, at_least, parse_share
+from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.problems import Invalid
 
 Name = NewType("Name", str)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.kernel import punch_hole
+from reconciled.programs.kernel import punch_hole
 
 _BLOCK = 4096
 

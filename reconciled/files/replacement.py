@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from reconciled.roots import FileRefused, Place
+from reconciled.files.roots import FileRefused, Place
 
 NEW_MODE = 0o644  # of a file that did not exist: not the umask's, which differs between units
 ACL = "system.posix_acl_access"

@@ -24,8 +24,8 @@ from typing import Self
 import attrs
 import trio
 
-from reconciled.children import Child, Owner, clean_signals, current_children
-from reconciled.output import Output
+from reconciled.programs.children import Child, Owner, clean_signals, current_children
+from reconciled.programs.output import Output
 from reconciled.stop import Section, cleanup_scope, covering_section
 
 OUTPUT_LIMIT = 1024 * 1024

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 import attrs
 import trio
 
-from reconciled.kernel import adopts_orphans
-from reconciled.processes import Process, descendants_of, everybody, look_up
+from reconciled.programs.kernel import adopts_orphans
+from reconciled.programs.processes import Process, descendants_of, everybody, look_up
 
 # Starting a program blocks a thread for 1-3 ms, of which most is the kernel's: more threads
 # than this do not start more programs.
@@ -215,7 +215,7 @@ def current_children() -> Children:
         return children
 
 
-_CHILDREN: trio.lowlevel.RunVar[Children] = trio.lowlevel.RunVar("reconciled.children")
+_CHILDREN: trio.lowlevel.RunVar[Children] = trio.lowlevel.RunVar("reconciled.programs.children")
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ import pytest
 import trio
 import trio.testing
 
-from reconciled.children import current_children
 from reconciled.core.stages import StopLimits
-from reconciled.processes import everybody, look_up
 from reconciled.programs import Ended, ProgramFailed, program_environment, run_program
+from reconciled.programs.children import current_children
+from reconciled.programs.processes import everybody, look_up
 from reconciled.stop import Overrun, Stop, Work
 
 pytestmark = pytest.mark.processes
@@ -447,7 +447,7 @@ def test_quote_is_bounded() -> None:
 _IGNORING = """
 import signal, sys, trio
 from pathlib import Path
-from reconciled.orphans import become_reaper
+from reconciled.programs.orphans import become_reaper
 from reconciled.programs import run_program
 assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
 become_reaper()

@@ -22,7 +22,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from reconciled.replacement import (
+from reconciled.files.replacement import (
     Comparison,
     Replacement,
     Wanted,
@@ -31,7 +31,7 @@ from reconciled.replacement import (
     open_regular,
     read_all,
 )
-from reconciled.roots import FileRefused, Place, place_beneath
+from reconciled.files.roots import FileRefused, Place, place_beneath
 
 __all__ = [
     "Comparison",

@@ -1,4 +1,4 @@
-"""Rules of reconciled.children and reconciled.orphans, with real processes."""
+"""Rules of reconciled.programs.children and reconciled.programs.orphans, with real processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from reconciled.children import current_children
-from reconciled.processes import descendants_of, look_up
 from reconciled.programs import run_program
+from reconciled.programs.children import current_children
+from reconciled.programs.processes import descendants_of, look_up
 
 pytestmark = pytest.mark.processes
 
@@ -117,9 +117,9 @@ async def test_left_names_escapees(tmp_path: Path) -> None:
 _PREAMBLE = """
 import os, signal, subprocess, sys, time, trio
 from pathlib import Path
-from reconciled.children import current_children
-from reconciled.orphans import Orphans, become_reaper
-from reconciled.processes import children_of
+from reconciled.programs.children import current_children
+from reconciled.programs.orphans import Orphans, become_reaper
+from reconciled.programs.processes import children_of
 from reconciled.programs import run_program
 
 class Log:
@@ -193,8 +193,8 @@ trio.run(main)
 
 
 _OWNED = """
-import reconciled.orphans
-reconciled.orphans._claims = lambda pids: set()
+import reconciled.programs.orphans
+reconciled.programs.orphans._claims = lambda pids: set()
 
 async def body():
     # The program is a zombie for 1.5 s, until a member that ignores SIGTERM has ended.

@@ -21,9 +21,9 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.children import Children
-from reconciled.kernel import adopt_orphans
-from reconciled.processes import Process, children_of
+from reconciled.programs.children import Children
+from reconciled.programs.kernel import adopt_orphans
+from reconciled.programs.processes import Process, children_of
 
 LOOKS_APART = 0.5
 # A burst of SIGCHLD is one look.
