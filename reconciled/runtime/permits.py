@@ -7,6 +7,7 @@ each side: neither ever writes what the other one wrote, and no socket is needed
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from reconciled.observe.bound import BoundLog
 DIRECTORY = "removals"
 LONGEST = 16 * 1024 * 1024
 SHOWN = 20
+LOOK = 5.0  # seconds between looks for permits, where the kernel does not tell of them
 
 
 @attrs.frozen
@@ -67,15 +69,17 @@ class Permits:
         self.directory.mkdir(mode=0o700, exist_ok=True)
 
     def held(self, controller: str, held: HeldRemovals | None) -> None:
-        """Tell people that removals are held, or not any more; again only when it changed."""
+        """Tell people that removals are held, or not any more; again only when it changed.
+
+        None also settles what an earlier life held: not before it is known that nothing is.
+        """
         keys = () if held is None else held.keys
-        if self._told.get(controller, ()) == keys:
+        if self._told.get(controller) == keys:
             return
         self._told[controller] = keys
         file = self.directory / f"{controller}.held"
         if held is None:
-            file.unlink(missing_ok=True)
-            self.log.info("removals.settled", controller=controller)
+            self._settled(controller, file)
             return
         try:
             _write(file, {"keys": list(keys), "owned": held.owned})
@@ -91,10 +95,28 @@ class Permits:
             settle=f"reconciled allow {controller}",
         )
 
+    def _settled(self, controller: str, file: Path) -> None:
+        try:
+            file.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.log.error("removals.unwritable", controller=controller, reason=str(error))
+        self.log.info("removals.settled", controller=controller)
+
     async def serve(self) -> None:
         """Take permits as they come; for a service nursery. Runs until cancelled."""
-        with asyncinotify.Inotify(sync_timeout=0) as inotify:
-            inotify.add_watch(self.directory, asyncinotify.Mask.MOVED_TO)
+        with contextlib.ExitStack() as stack:
+            try:
+                inotify = stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
+                inotify.add_watch(self.directory, asyncinotify.Mask.MOVED_TO)
+            except OSError as error:
+                # Other programs have used up the kernel's limit: slower, and nothing is lost.
+                reason = f"the kernel gives no notice of it: {error}"
+                self.log.warning("removals.unwatched", reason=reason, look_every_s=LOOK)
+                while True:
+                    self.look()
+                    await trio.sleep(LOOK)
             while True:
                 self.look()
                 await trio.lowlevel.wait_readable(inotify.fd)
@@ -110,7 +132,11 @@ class Permits:
                 self.log.error("removals.bad_permit", file=str(file), reason=str(error))
                 data = None
             # Used once: gone before it takes effect, so that a kill in between only asks again.
-            file.unlink(missing_ok=True)
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                self.log.error("removals.bad_permit", file=str(file), reason=str(error))
+                data = None
             if data is not None:
                 keys = frozenset(Key(key) for key in data["keys"])
                 self.log.info("removals.allowed", controller=file.stem, count=len(keys))
@@ -132,9 +158,10 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
     with os.fdopen(handle, "rb") as opened:
         data = json.loads(opened.read(LONGEST))
-    if not isinstance(data, dict) or not isinstance(data.get("keys"), list):
-        raise ValueError(f"{file} is not what reconciled writes: remove it")  # noqa: TRY004 - content
-    return data
+    given = data.get("keys") if isinstance(data, dict) else None
+    if isinstance(given, list) and all(isinstance(key, str) for key in given):
+        return dict(data)
+    raise ValueError(f"{file} is not what reconciled writes: remove it")
 
 
 def _write(file: Path, data: dict[str, Any]) -> None:
