@@ -32,7 +32,7 @@ from reconciled.journal.store import Store
 from reconciled.plugins import Broken, NotFound, Plugin, find
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.host import Host
-from reconciled.runtime.outcomes import failure_of
+from reconciled.runtime.outcomes import failure_of, text_of
 from reconciled.runtime.permits import Permits
 from reconciled.stop import Stop
 from reconciled.watchers.directory import DirectoryWatcher
@@ -145,10 +145,13 @@ def validator(ready: Ready, critical: Callable[[], float]) -> Validate:
             return []
         try:
             budget = reconciler.budget(plugin.read(spec, positions, path))
+            if budget is None or budget <= critical():
+                return []
         except Invalid as invalid:
             return invalid.problems
-        if budget is None or budget <= critical():
-            return []
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - plugin code
+            # A problem of this manifest, not of its source.
+            return [positions.problem(path, f"budget() failed: {text_of(error)}")]
         message = (
             f"an operation of it may take {format_duration(budget)}, longer than stop.critical"
             f" ({format_duration(critical())}): lower the budget, or raise stop.critical"

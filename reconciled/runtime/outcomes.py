@@ -39,14 +39,14 @@ def failure_of(error: BaseException) -> Failure | None:
     if isinstance(first, GeneratorExit):
         return None
     if isinstance(first, Terminal | Invalid):
-        return Failure(terminal(_text(first)), first, internal=False)
+        return Failure(terminal(text_of(first)), first, internal=False)
     if isinstance(first, Overrun):
         return Failure(retry(f"Overrun: {first}"), first, internal=False)
     if isinstance(first, SystemExit | KeyboardInterrupt):
-        reason = f"{_text(first)}: plugin code raised it, which ends no daemon"
+        reason = f"{text_of(first)}: plugin code raised it, which ends no daemon"
         return Failure(retry(reason), first, internal=False)
     known = isinstance(first, OSError) or type(first).__module__.startswith("reconciled.")
-    return Failure(retry(_text(first)), first, internal=not known)
+    return Failure(retry(text_of(first)), first, internal=not known)
 
 
 def cancellation_in(error: BaseException) -> BaseException | None:
@@ -74,7 +74,8 @@ def result_of_cancelled(work: Work) -> Result:
     return retry(f"Timeout: took longer than {format_duration(work.timeout)}")
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """*error* for a person, bounded; never raises."""
     try:
         text = str(error)
     except BaseException:  # noqa: ASYNC103, BLE001 - a broken exception may raise anything
