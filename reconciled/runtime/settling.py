@@ -128,6 +128,10 @@ def _rest(ended: Ended, now: float) -> float:
 def _note(ended: Ended, now: float) -> bool:
     """Bring the key's status up to date; whether it was not as desired before."""
     controller, key = ended.controller, ended.job.key
+    manifest = controller.manifests.get(key)
+    if manifest is None and not ended.removal:
+        # Nobody declares it any more: there was nothing to look at.
+        return False
     status = controller.statuses.get(key)
     if status is None:
         status = controller.statuses[key] = Status()
@@ -136,7 +140,6 @@ def _note(ended: Ended, now: float) -> bool:
     status.outcome = outcome
     status.reason = "" if outcome in SUCCESSES else ended.result.reason
     status.ended = now
-    manifest = controller.manifests.get(key)
     status.observed = manifest.fingerprint if manifest else None
     return failing
 
