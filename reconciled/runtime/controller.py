@@ -28,6 +28,7 @@ from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
 from reconciled.observe.tasktree import frames_of
 from reconciled.plugins import Plugin
 from reconciled.runtime.host import Host
+from reconciled.runtime.outcomes import cancellation_in, failure_of
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.status import Status
 from reconciled.stop import Stop, Work
@@ -121,8 +122,13 @@ class Controller:
             reason = "it ended by itself"
             try:
                 await watcher.watch(report)
-            except Exception as error:  # noqa: BLE001 - a watcher is plugin code
-                reason = f"{type(error).__name__}: {error}"
+            except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
+                failure = failure_of(error)
+                if failure is None:
+                    raise
+                if (cancelled := cancellation_in(error)) is not None:
+                    raise cancelled from None  # noqa: ASYNC104 - the cancellation itself
+                reason = failure.result.reason
             if watcher.declares:
                 self.take(watcher, Unavailable(f"its watcher failed: {reason}"))
             # One that ran well for long starts over with a short pause.
@@ -182,7 +188,8 @@ class Controller:
             self.removing.add(key)
             self.lane.add(key, now, "removed", Priority.CHANGED)
             self._stop_run_of(key, "its manifest was removed")
-        self.permits.held(self.name, changes.held)
+        if changes.held is not None or self.desired.complete:
+            self.permits.held(self.name, changes.held)
 
     def _is_echo(self, key: Key, now: float) -> bool:
         """Whether a change is the latest of many that each came with the key's own run.
