@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 import trio
+import trio.testing
 
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.config.load import load
