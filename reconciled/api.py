@@ -20,7 +20,6 @@ A reconciler makes the observed state of one key match its spec and may be repea
 from __future__ import annotations
 
 import abc
-import enum
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -29,6 +28,22 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import attrs
 
 from reconciled.core.durations import Seconds, parse_duration
+from reconciled.core.recovery import (
+    Abandon,
+    Complete,
+    Decision,
+    Hold,
+    Interrupted,
+    Observation,
+    Observed,
+    ProgramEnd,
+    Retry,
+    RollBack,
+    RollForward,
+    Step,
+    StepKind,
+    Wait,
+)
 from reconciled.core.results import Outcome, Result, Terminal, after, done, retry, terminal
 from reconciled.files import (
     Comparison,
@@ -46,22 +61,35 @@ from reconciled.files import (
 from reconciled.programs import Ended, ProgramFailed, run_program
 
 __all__ = [
+    "Abandon",
     "Change",
     "Comparison",
+    "Complete",
     "Critical",
+    "Decision",
     "Ended",
     "FileRefused",
+    "Hold",
+    "Interrupted",
+    "Observation",
+    "Observed",
     "Operation",
     "Outcome",
+    "ProgramEnd",
     "ProgramFailed",
     "Reconciler",
     "Removed",
     "Replaced",
     "Request",
     "Result",
+    "Retry",
+    "RollBack",
+    "RollForward",
     "Seconds",
+    "Step",
     "StepKind",
     "Terminal",
+    "Wait",
     "after",
     "compare_file",
     "digest_of",
@@ -79,14 +107,6 @@ __all__ = [
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
-
-
-class StepKind(enum.Enum):
-    """What may be done with a step that was started and has no result."""
-
-    PURE = "pure"  # no effect: run it again
-    IDEMPOTENT = "idempotent"  # twice is the same as once: run it again
-    ONCE = "once"  # never run again without a decision
 
 
 class Critical(Protocol):
@@ -267,7 +287,30 @@ class Reconciler(abc.ABC, Generic[S]):
         """Names in *spec* that are accepted and have no effect in this version."""
         return []
 
-    # Optional: remove(request), plan(request) -> list[Change], observe(request),
-    # recover(interrupted, observation). A method that a class lacks is never called:
-    # without remove() a key whose manifest went is only forgotten; without plan() its
-    # plan is shown as unknown.
+    async def observe(self, request: Request[S]) -> Observation | None:  # noqa: ARG002
+        """What is there, without effects; may answer UNKNOWN. None: it cannot observe.
+
+        Asked first of all when an operation was interrupted; raising counts as UNKNOWN.
+        """
+        return None
+
+    def recover(
+        self,
+        interrupted: Interrupted,  # noqa: ARG002 - for those that override it
+        observation: Observation | None,  # noqa: ARG002
+    ) -> Decision | None:
+        """What to do about an interrupted operation; a pure function of its arguments.
+
+        None: no opinion, so that what was observed and the controller's policy decide.
+        """
+        return None
+
+    def can_undo(self, spec: S) -> bool:  # noqa: ARG002
+        """Whether undo() is there for *spec*: by default, whether the class has an undo()."""
+        return hasattr(self, "undo")
+
+    # Optional: remove(request), plan(request) -> list[Change], and undo(request, step), which
+    # takes one step back; called for each step that may have had an effect, newest first, and
+    # again if it was interrupted itself. A method that a class lacks is never called: without
+    # remove() a key whose manifest went is only forgotten; without plan() its plan is shown as
+    # unknown; without undo() nothing of it is rolled back.

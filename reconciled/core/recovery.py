@@ -1,0 +1,259 @@
+"""What to do about an operation whose actor is gone: facts in, a decision out.
+
+The order is that of ``decide``: a cap on attempts before anything runs; then the reconciler's
+own word; then what was observed; then the controller's policy. No policy runs a ONCE step
+again that was started and has no result: that needs a person or the reconciler's word.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from reconciled.core.durations import format_duration
+
+Policy = Literal["roll-forward", "roll-back", "hold"]
+
+
+class StepKind(enum.Enum):
+    """What may be done with a step that was started and has no result."""
+
+    PURE = "pure"  # no effect: run it again
+    IDEMPOTENT = "idempotent"  # twice is the same as once: run it again
+    ONCE = "once"  # never run again without a decision
+
+
+class Observed(enum.Enum):
+    """What a look at the real world gave."""
+
+    AS_DESIRED = "as desired"
+    DIFFERENT = "different"
+    UNKNOWN = "unknown"  # it could not be told now: never the same as DIFFERENT
+
+
+@attrs.frozen
+class Observation:
+    """The answer of a reconciler's observe(). detail is for people, data for recover()."""
+
+    state: Observed
+    detail: str = ""
+    data: Any = None
+
+
+@attrs.frozen
+class Step:
+    """One step of an operation: done, or started and without a result."""
+
+    name: str
+    kind: StepKind
+    done: bool
+    data: Any = None
+
+
+@attrs.frozen
+class ProgramEnd:
+    """How a program that outlived its daemon ended: by a code of its own, or by a signal."""
+
+    action: str
+    code: int | None
+    signal: int | None = None
+
+
+@attrs.frozen
+class Interrupted:
+    """An operation without a live actor, as recover() sees it.
+
+    spec     the pinned one, as an object of the reconciler's class
+    attempt  the one that is about to run
+    undoes   id of the operation that this one compensates; empty otherwise
+    ended    of its program, where one outlived the daemon and left a record
+    """
+
+    id: str
+    key: str
+    name: str
+    spec: Any
+    attempt: int
+    steps: tuple[Step, ...] = ()
+    undoes: str = ""
+    ended: ProgramEnd | None = None
+
+    @property
+    def last_step(self) -> str:
+        """The last step that is done; empty before the first."""
+        return next((step.name for step in reversed(self.steps) if step.done), "")
+
+    @property
+    def uncertain(self) -> str:
+        """The ONCE step that was started and has no result; empty where there is none."""
+        for step in self.steps:
+            if step.kind is StepKind.ONCE and not step.done:
+                return step.name
+        return ""
+
+    @property
+    def began_once(self) -> bool:
+        """Whether any ONCE step was started, done or not."""
+        return any(step.kind is StepKind.ONCE for step in self.steps)
+
+
+@attrs.frozen
+class Complete:
+    """It is done: recorded, nothing runs."""
+
+    reason: str = ""
+
+
+@attrs.frozen
+class RollForward:
+    """reconcile() runs with the pinned spec, and re-enters the same operation."""
+
+    reason: str = ""
+
+
+@attrs.frozen
+class Retry:
+    """As RollForward, but from the first step; only if no ONCE step began."""
+
+    reason: str = ""
+
+
+@attrs.frozen
+class RollBack:
+    """It is undone, step by step, newest first, as an operation of its own."""
+
+    reason: str = ""
+
+
+@attrs.frozen
+class Wait:
+    """Look again in so many seconds."""
+
+    seconds: float
+    reason: str = ""
+
+
+@attrs.frozen
+class Hold:
+    """Leave it as it is, block this key only, and ask a person.
+
+    by_cap  attempts kept ending without a word: a changed spec lifts such a hold too
+    """
+
+    reason: str
+    evidence: str = ""
+    commands: tuple[str, ...] = ()
+    by_cap: bool = False
+
+
+@attrs.frozen
+class Abandon:
+    """Closed without a claim either way; the next reconcile begins anew."""
+
+    reason: str = ""
+
+
+Decision = Complete | RollForward | Retry | RollBack | Wait | Hold | Abandon
+
+
+@attrs.frozen
+class Facts:
+    """Everything that a decision rests on, apart from the operation itself.
+
+    observation  None: the reconciler cannot observe
+    word         what its recover() said; None: it has no opinion
+    broken       why recover() could not say anything: it raised
+    """
+
+    policy: Policy
+    can_undo: bool
+    observation: Observation | None = None
+    word: Decision | None = None
+    broken: str = ""
+    retry_in: float = 1.0
+
+
+def past_cap(recoveries: int, cap: int) -> Hold | None:
+    """The hold that is due before another attempt is made, if so many have ended without a word."""
+    if recoveries < cap:
+        return None
+    return Hold(
+        f"its recovery ended {recoveries} times in a row without a word of its own",
+        "each attempt was killed, cut, or could not tell what it found",
+        by_cap=True,
+    )
+
+
+def decide(interrupted: Interrupted, facts: Facts) -> Decision:
+    """What to do now; always something that is legal for this operation."""
+    if facts.broken:
+        return Hold(f"recover() failed: {facts.broken}")
+    return _legal(interrupted, facts, facts.word or _default(interrupted, facts))
+
+
+def _default(interrupted: Interrupted, facts: Facts) -> Decision:
+    if interrupted.undoes:
+        # Half an undoing is undone further: its steps are idempotent by contract.
+        return RollForward("an undoing goes on until it is complete")
+    observation = facts.observation
+    if observation is not None and observation.state is Observed.AS_DESIRED:
+        return Complete(f"observed as desired{_detail(observation)}")
+    if observation is not None and observation.state is Observed.UNKNOWN:
+        return Wait(facts.retry_in, f"what is there could not be told{_detail(observation)}")
+    if facts.policy == "roll-forward":
+        return RollForward("policy")
+    if facts.policy == "roll-back":
+        return RollBack("policy")
+    return Hold("the policy of its controller is hold", _seen(observation))
+
+
+def _legal(interrupted: Interrupted, facts: Facts, decision: Decision) -> Decision:
+    evidence = _seen(facts.observation)
+    uncertain = interrupted.uncertain
+    if isinstance(decision, RollForward) and uncertain and facts.word is None:
+        return Hold(
+            f"step {uncertain} runs once, was started, and left no result",
+            evidence,
+        )
+    if isinstance(decision, Retry) and interrupted.began_once:
+        return Hold("it cannot begin again: a step that runs once was started", evidence)
+    if isinstance(decision, RollBack):
+        if interrupted.undoes:
+            return Hold("it undoes another operation, and cannot be undone itself", evidence)
+        if not facts.can_undo:
+            return Hold("it is to be rolled back, and nothing here can do that", evidence)
+    return decision
+
+
+def _detail(observation: Observation) -> str:
+    return f": {observation.detail}" if observation.detail else ""
+
+
+def _seen(observation: Observation | None) -> str:
+    if observation is None:
+        return "nothing here can look at what is there"
+    return f"observed {observation.state.value}{_detail(observation)}"
+
+
+def commands_for(operation: str, *, can_undo: bool) -> tuple[str, ...]:
+    """The commands that settle a held operation, the least drastic first."""
+    verb = f"reconciled journal resolve {operation}"
+    commands = [f'{verb} --complete --why "…"', f'{verb} --forward --why "…"']
+    if can_undo:
+        commands.append(f'{verb} --back --why "…"')
+    return (*commands, f'{verb} --abandon --why "…"')
+
+
+def describe(decision: Decision) -> Mapping[str, str]:
+    """The decision as fields of a log line."""
+    fields = {"decision": type(decision).__name__}
+    if decision.reason:
+        fields["reason"] = decision.reason
+    if isinstance(decision, Wait):
+        fields["again_in"] = format_duration(decision.seconds)
+    if isinstance(decision, Hold) and decision.evidence:
+        fields["evidence"] = decision.evidence
+    return fields
