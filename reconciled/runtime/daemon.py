@@ -151,7 +151,8 @@ class Daemon:
                 work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
                 # From here on a stop has stages: before, nothing had begun that could be cut.
                 self._listen()
-                work.start_soon(stop.guard, self._survey, name="survey")
+                # In the intake: a stop has nothing to wait for where a source has yet to answer.
+                self._intake.start_soon(stop.guard, self._survey, name="survey")
 
     async def _hold_reconciles(self, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
         async with trio.open_nursery() as nursery:

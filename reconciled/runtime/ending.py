@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import attrs
 
 from reconciled.core.stages import Stage
+from reconciled.instant import STOPS
 from reconciled.observe import stopreport
 from reconciled.observe.tasktree import frames_of
 from reconciled.runtime.host import Host
@@ -105,6 +106,9 @@ class Ending:
             where=list(blocked.where),
             reason="the event loop does not answer: the process is ended from outside it",
         )
+        for number, at in self.host.signals.received.copy():
+            if number in STOPS:
+                self.host.record.heard(number, at)
         killed = self.host.children.end_all()
         self._report(
             HUNG, killed=frozenset(child.pid for child in killed), stacks=blocked.where, hung=True

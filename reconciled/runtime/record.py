@@ -46,6 +46,13 @@ class StopRecord:
         self.stop.on_stage = self._reached
         self.stop.on_left = self._left
 
+    def heard(self, number: int, at: float) -> None:
+        """The handler saw signal *number* at *at* (monotonic); a loop that hangs never says so."""
+        if self._began is None:
+            self.signal = number
+            self._began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=time.monotonic() - at)
+            self._began_at = at
+
     def interrupted(self, key: str) -> None:
         """The run of *key* did not get to its end."""
         self._interrupted.add(key)
