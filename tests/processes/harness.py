@@ -1,0 +1,378 @@
+"""A daemon as a real process, seen from outside: its lines, its exit, its cost, what it leaves.
+
+1. Nothing waits by sleeping: every wait is for something seen, within a bound.
+2. A process is known by a marker in its environment, which its programs inherit: whatever still
+   carries it after the exit was left behind.
+3. CPU time is read from the process's own clock, just before the signal and when it has ended
+   and is not yet reaped; programs that it ran do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+
+RECONCILED = str(Path(sys.executable).with_name("reconciled"))
+PROBE = Path(__file__).with_name("probe.py")
+# A bound for what should be seen soon, on a machine that is busy with other things.
+PATIENCE = 20.0
+LOOK = 0.005
+MARKER = "RECONCILED_SUITE"
+
+Line = dict[str, Any]
+
+
+@attrs.frozen
+class Limits:
+    """The ``stop`` section, in seconds."""
+
+    drain: float = 0.5
+    critical: float = 6.0
+    cleanup: float = 0.5
+
+    def as_data(self) -> dict[str, str]:
+        """As the configuration has it."""
+        return {name: f"{round(1000 * value)}ms" for name, value in attrs.asdict(self).items()}
+
+
+@attrs.frozen
+class Stopped:
+    """How a daemon ended. wall and cpu count from the signal, in seconds."""
+
+    code: int
+    wall: float
+    cpu: float
+    report: dict[str, Any]  # last-stop.json; empty where there is none
+
+
+def wait_until(seen: Callable[[], object], what: str, within: float = PATIENCE) -> None:
+    """Look until *seen* is true. Fails, naming *what* was waited for."""
+    give_up = time.monotonic() + within
+    while not seen():
+        assert time.monotonic() < give_up, f"{what}: not seen within {within:g} s"
+        time.sleep(LOOK)  # between two looks; nobody relies on how long it takes
+
+
+def marked(marker: str) -> list[int]:
+    """The living processes that carry *marker*."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, or of another user
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of *pid*, zombies included."""
+    return [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel gives: Z is a zombie. Empty: there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]
+
+
+@attrs.define(eq=False)
+class Site:
+    """The directory of one daemon: r.yaml, plugins, resources, state. Made by the fixture."""
+
+    root: Path
+    daemons: list[Daemon] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for directory in (self.resources, self.plugins):
+            directory.mkdir(mode=0o755)
+        shutil.copy(PROBE, self.plugins / "probe.py")
+        (self.plugins / "probe.py").chmod(0o644)
+
+    @property
+    def config(self) -> Path:
+        """The configuration."""
+        return self.root / "r.yaml"
+
+    @property
+    def resources(self) -> Path:
+        """The watched directory."""
+        return self.root / "resources"
+
+    @property
+    def plugins(self) -> Path:
+        """The plugin directory."""
+        return self.root / "plugins"
+
+    @property
+    def state(self) -> Path:
+        """The state directory."""
+        return self.root / "state"
+
+    def configure(
+        self,
+        limits: Limits | None = None,
+        *,
+        level: str = "info",
+        controllers: dict[str, Any] | None = None,
+        **controller: Any,
+    ) -> None:
+        """Write a configuration: one controller ``c`` with the probe, changed by *controller*."""
+        default = {"reconciler": "probe:ProbeReconciler", "watch": [{"directory": "resources"}]}
+        data = {
+            "state": str(self.state),
+            "stop": (limits or Limits()).as_data(),
+            "log": {"format": "json", "level": level},
+            "plugins": {"directories": [str(self.plugins)]},
+            "controllers": controllers or {"c": default | controller},
+        }
+        self.write(self.config, yaml.safe_dump(data))
+
+    def write(self, path: Path, text: str) -> None:
+        """Replace a file at once, as a careful editor does."""
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text)
+        new.replace(path)
+
+    def plugin(self, name: str, source: str) -> None:
+        """Add the plugin file *name*."""
+        self.write(self.plugins / f"{name}.py", source)
+
+    def declare(self, name: str, *, kind: str = "Probe", **spec: Any) -> Path:
+        """Write the manifest *name*."""
+        path = self.resources / f"{name}.yaml"
+        manifest = {"kind": kind, "metadata": {"name": name}, "spec": spec}
+        self.write(path, yaml.safe_dump(manifest))
+        return path
+
+    def start(self, *arguments: str, wrapper: Sequence[str] = ()) -> Daemon:
+        """Start a daemon here, as the child of *wrapper* if there is one."""
+        daemon = Daemon(self, [*wrapper, RECONCILED, "--config", "r.yaml", "run", *arguments])
+        self.daemons.append(daemon)
+        return daemon
+
+    def started(self, *arguments: str) -> Daemon:
+        """Start a daemon, and wait until it is ready."""
+        daemon = self.start(*arguments)
+        daemon.wait_for("daemon.ready")
+        return daemon
+
+    def verb(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another verb to its end."""
+        return subprocess.run(
+            [RECONCILED, "--config", "r.yaml", *arguments],
+            cwd=self.root, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Leave nothing behind, however the test went."""
+        for daemon in self.daemons:
+            daemon.close()
+
+
+@attrs.define(eq=False)
+class Daemon:
+    """One process of ``reconciled run``. pid is its own, unless it has a wrapper."""
+
+    site: Site
+    arguments: list[str]
+    marker: str = attrs.field(factory=lambda: uuid.uuid4().hex, init=False)
+    process: subprocess.Popen[bytes] = attrs.field(init=False)
+    pid: int = attrs.field(init=False)
+    lines: list[Line] = attrs.field(factory=list, init=False)
+    # What on standard error was no line of ours: faulthandler's stacks, above all.
+    other: list[str] = attrs.field(factory=list, init=False)
+    _read: int = attrs.field(init=False)
+    _wake: int = attrs.field(init=False)
+    _reader: threading.Thread = attrs.field(init=False)
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._read, write = os.pipe()
+        self._wake = os.eventfd(0)
+        self.process = subprocess.Popen(
+            self.arguments,
+            cwd=self.site.root,
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=write,
+            env=os.environ | {MARKER: self.marker},
+            # As a service manager does it: nothing else is in its group.
+            start_new_session=True,
+        )
+        os.close(write)
+        self.pid = self.process.pid
+        self._reader = threading.Thread(target=self._read_lines, name=f"lines of {self.pid}")
+        self._reader.start()
+
+    # -- its lines -------------------------------------------------------------
+
+    def _read_lines(self) -> None:
+        rest = b""
+        while True:
+            ready, _, _ = select.select([self._read, self._wake], [], [])
+            if self._wake in ready:
+                return
+            data = os.read(self._read, 1 << 16)
+            *whole, rest = (rest + data).split(b"\n")
+            with self._changed:
+                for line in whole:
+                    self._take(line.decode("utf-8", "replace"))
+                self._changed.notify_all()
+            if not data:
+                return
+
+    def _take(self, text: str) -> None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            self.other.append(text)
+        else:
+            self.lines.append(line)
+
+    def all(self, event: str, **fields: Any) -> list[Line]:
+        """The lines so far with this event and these fields."""
+        with self._changed:
+            return [line for line in self.lines if _fits(line, event, fields)]
+
+    def wait_for(
+        self, event: str, *, count: int = 1, within: float = PATIENCE, **fields: Any
+    ) -> Line:
+        """The line number *count* with this event and these fields, as soon as it is there."""
+        give_up = time.monotonic() + within
+        with self._changed:
+            while True:
+                found = [line for line in self.lines if _fits(line, event, fields)]
+                if len(found) >= count:
+                    return found[count - 1]
+                left = give_up - time.monotonic()
+                gone = not self._reader.is_alive()
+                assert left > 0, f"{event} {fields} not seen within {within:g} s:\n{self}"
+                assert not gone, f"it ended before {event} {fields}:\n{self}"
+                self._changed.wait(min(left, 0.5))
+
+    def wait_for_text(self, text: str) -> None:
+        """Wait for *text* among what is no line of ours."""
+        wait_until(lambda: any(text in line for line in self.other.copy()), text)
+
+    def stall(self) -> None:
+        """Stop reading its lines, and fill the pipe until nothing more goes into it."""
+        os.eventfd_write(self._wake, 1)
+        self._reader.join()
+        # A description of its own: the daemon's must not be made non-blocking from here.
+        writer = os.open(f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"\n" * 4096)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"\n")
+        os.close(writer)
+
+    # -- its end ---------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return state_of(self.pid) not in ("", "Z")
+
+    def cpu(self) -> float:
+        """Seconds of CPU time that it has used so far, also when it is a zombie."""
+        # The kernel's number of the CPU clock of another process: clock_getcpuclockid(3).
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+    def send(self, number: int) -> None:
+        """Send a signal to the daemon alone."""
+        os.kill(self.pid, number)
+
+    def stop(self, number: int = signal.SIGTERM, *, within: float = PATIENCE) -> Stopped:
+        """Send a signal that begins a stop, and wait for the end."""
+        cpu, began = self.cpu(), time.monotonic()
+        self.send(number)
+        return self.ended(began, cpu, within=within)
+
+    def ended(
+        self, began: float | None = None, cpu: float = 0.0, *, within: float = PATIENCE
+    ) -> Stopped:
+        """Wait for the end, which has to come by itself. wall counts from *began*."""
+        began = time.monotonic() if began is None else began
+        process = os.pidfd_open(self.process.pid)
+        try:
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            seen = poll.poll(1000 * max(0.0, began + within - time.monotonic()))
+            wall = time.monotonic() - began
+            assert seen, f"it has not ended within {within:g} s:\n{self}"
+            used = self.cpu() - cpu if self.pid == self.process.pid else 0.0
+        finally:
+            os.close(process)
+        code = self.process.wait()
+        if self._reader.is_alive():
+            self._reader.join(PATIENCE)
+        return Stopped(code, wall, used, self._report())
+
+    def _report(self) -> dict[str, Any]:
+        try:
+            report: dict[str, Any] = json.loads((self.site.state / "last-stop.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return report
+
+    def left(self) -> list[int]:
+        """Processes of it that are still there."""
+        return [pid for pid in marked(self.marker) if state_of(pid) != "Z"]
+
+    def close(self) -> None:
+        """End it and what it left; for the fixture."""
+        for pid in {*self.left(), *([self.process.pid] if self.process.poll() is None else [])}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        os.eventfd_write(self._wake, 1)
+        self._reader.join()
+        os.close(self._read)
+        os.close(self._wake)
+
+    def __str__(self) -> str:
+        with self._changed:
+            return "\n".join([*(json.dumps(line) for line in self.lines[-40:]), *self.other[-40:]])
+
+
+def _fits(line: Line, event: str, fields: dict[str, Any]) -> bool:
+    if line.get("event") != event:
+        return False
+    return all(line.get(name) == value for name, value in fields.items())
+
+
+def site_in(root: Path) -> Iterator[Site]:
+    """A site, and its end: for the fixture."""
+    site = Site(root)
+    try:
+        yield site
+    finally:
+        site.close()

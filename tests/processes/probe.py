@@ -1,0 +1,216 @@
+"""The plugin of the tests on real processes: what a key does is what its spec says.
+
+Each run says ``probe.began`` first, so that a test knows where it stands.
+"""
+
+# The methods share one interface, nest what a reader should see nested, and misbehave on purpose.
+# ruff: noqa: ARG002, ASYNC110, ASYNC240, SIM117
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.api import (
+    Reconciler,
+    Request,
+    Result,
+    after,
+    done,
+    retry,
+    run_program,
+    terminal,
+)
+
+
+@attrs.frozen
+class Probe:
+    """do: the method that runs. The rest is for it."""
+
+    do: str = "nothing"
+    seconds: float = 600.0
+    budget: str = "5s"
+    path: str = ""
+    argv: list[str] = attrs.field(factory=list)
+    count: int = 0
+
+
+class ProbeReconciler(Reconciler[Probe]):
+    """Does what is asked of it, well-behaved or not."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.runs: dict[str, int] = {}
+        self.leaked: list[bytearray] = []
+
+    async def reconcile(self, request: Request[Probe]) -> Result:
+        self.runs[request.key] = self.runs.get(request.key, 0) + 1
+        request.log.debug("probe.run", turn=self.runs[request.key])
+        if request.spec.do != "nothing":
+            request.log.info("probe.began", do=request.spec.do)
+        result: Result = await getattr(self, request.spec.do)(request)
+        return result
+
+    async def remove(self, request: Request[Probe]) -> Result:
+        request.log.info("probe.removed")
+        return done()
+
+    # -- well-behaved ------------------------------------------------------------
+
+    async def nothing(self, request: Request[Probe]) -> Result:
+        return done()
+
+    async def sleep(self, request: Request[Probe]) -> Result:
+        await trio.sleep(request.spec.seconds)
+        return done()
+
+    async def clean(self, request: Request[Probe]) -> Result:
+        """Ordinary work whose cleanup takes its time."""
+        try:
+            await trio.sleep(600)
+        finally:
+            async with request.cleanup():  # noqa: ASYNC102 - it is that scope
+                await trio.sleep(request.spec.seconds)  # noqa: ASYNC102 - see above
+                request.log.info("probe.cleaned")
+        return done()
+
+    async def critical(self, request: Request[Probe]) -> Result:
+        async with request.operation("hold") as operation:
+            async with operation.critical(budget=request.spec.budget):
+                request.log.info("probe.critical")
+                await trio.sleep(request.spec.seconds)
+                request.log.info("probe.finished")
+        return done("held to the end")
+
+    async def late(self, request: Request[Probe]) -> Result:
+        """Begins its critical part only when it is told to, by a file."""
+        while not Path(request.spec.path).exists():  # noqa: ASYNC110 - what a test makes is a file
+            await trio.sleep(0.01)
+        return await self.critical(request)
+
+    async def program(self, request: Request[Probe]) -> Result:
+        ended = await run_program(request.spec.argv, output=request.output)
+        request.log.info("probe.ended", code=ended.code, signal=ended.signal)
+        return done()
+
+    async def critical_program(self, request: Request[Probe]) -> Result:
+        async with request.operation("run") as operation:
+            async with operation.critical(budget=request.spec.budget):
+                ended = await run_program(request.spec.argv, output=operation.directory)
+        request.log.info("probe.ended", code=ended.code, signal=ended.signal)
+        return done()
+
+    async def fail(self, request: Request[Probe]) -> Result:
+        """Fails *count* times, always for one reason."""
+        if self.runs[request.key] <= request.spec.count:
+            return retry("the server does not answer")
+        return done()
+
+    async def refuse(self, request: Request[Probe]) -> Result:
+        return terminal("it can never be so")
+
+    async def log(self, request: Request[Probe]) -> Result:
+        for _ in range(request.spec.count):
+            request.log.warning("probe.noise", reason="the same each time")
+        return done()
+
+    # -- what wakes itself -------------------------------------------------------
+
+    async def touch(self, request: Request[Probe]) -> Result:
+        """Writes its own manifest again, the same but for a comment."""
+        path = Path(request.spec.path)
+        text = "\n".join(line for line in path.read_text().splitlines() if line[:1] != "#")
+        path.write_text(f"{text}\n# last run: {time.time()}\n")
+        return done()
+
+    async def rewrite(self, request: Request[Probe]) -> Result:
+        """Writes its own spec again, each time another one."""
+        path = Path(request.spec.path)
+        text = re.sub(r"count: \d+", f"count: {request.spec.count + 1}", path.read_text())
+        new = path.with_name(f".{path.name}")
+        new.write_text(text)
+        new.replace(path)
+        return done()
+
+    async def stamp(self, request: Request[Probe]) -> Result:
+        """Finds its own time stamp different each time, and writes it again."""
+        async with request.operation("stamp"):
+            pass
+        return after(0.01, f"last run: {time.time()}")
+
+    # -- what blocks or stays ----------------------------------------------------
+
+    async def spin(self, request: Request[Probe]) -> Result:
+        end = time.monotonic() + request.spec.seconds
+        while time.monotonic() < end:
+            pass
+        return done()
+
+    async def block(self, request: Request[Probe]) -> Result:
+        time.sleep(request.spec.seconds)  # noqa: ASYNC251 - to block the loop is the point
+        return done()
+
+    async def match(self, request: Request[Probe]) -> Result:
+        """One call into C that keeps the interpreter's lock, yet lets signal handlers run."""
+        re.match(r"(a+)+$", "a" * 60 + "b")
+        return done()
+
+    async def thread(self, request: Request[Probe]) -> Result:
+        await trio.to_thread.run_sync(
+            time.sleep, request.spec.seconds, limiter=trio.CapacityLimiter(1)
+        )
+        return done()
+
+    async def swallow(self, request: Request[Probe]) -> Result:
+        while True:
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:  # noqa: ASYNC103 - to swallow it is the point
+                with trio.CancelScope(shield=True):  # noqa: ASYNC102 - and to stay for ever
+                    await trio.sleep(request.spec.seconds)
+
+    # -- what would take the house down ------------------------------------------
+
+    async def exit(self, request: Request[Probe]) -> Result:
+        sys.exit(3)
+
+    async def interrupt(self, request: Request[Probe]) -> Result:
+        raise KeyboardInterrupt
+
+    async def group(self, request: Request[Probe]) -> Result:
+        raise ExceptionGroup("two at once", [ValueError("one"), OSError("two")])
+
+    async def base_group(self, request: Request[Probe]) -> Result:
+        raise BaseExceptionGroup("worse", [SystemExit(3), ValueError("two")])
+
+    async def garbage(self, request: Request[Probe]) -> Any:
+        return 42
+
+    async def crash(self, request: Request[Probe]) -> Result:
+        raise ValueError("no such thing")
+
+    async def leak(self, request: Request[Probe]) -> Result:
+        self.leaked.append(bytearray(1 << 30))
+        return done()
+
+    async def cancel(self, request: Request[Probe]) -> Result:
+        """Cancels itself, and lets the cancellation out."""
+        with trio.CancelScope() as scope:
+            scope.cancel(reason="a plugin's own")
+            await trio.lowlevel.checkpoint()
+        return done()
+
+    async def patch(self, request: Request[Probe]) -> Result:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return done()
+
+    async def leave(self, request: Request[Probe]) -> Result:
+        os._exit(9)

@@ -1,0 +1,88 @@
+"""C01, first half: what is critical is finished; and what can never be finished is left."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Limits, Site
+
+pytestmark = pytest.mark.processes
+
+
+def test_c01_a_critical_operation_outlives_the_drain(site: Site) -> None:
+    """C01: a critical operation that is longer than the drain finishes, and the exit code is 0."""
+    site.configure(Limits(drain=0.5, critical=20, cleanup=0.5))
+    site.declare("slow", do="critical", seconds=3.0, budget="10s")
+    daemon = site.started()
+    daemon.wait_for("probe.critical")
+    stopped = daemon.stop()
+    daemon.wait_for("probe.finished")
+    daemon.wait_for("reconcile.done", key="c/slow")
+    assert stopped.code == 0
+    assert stopped.wall <= 4.0
+    assert stopped.report["critical_finished"] == 1
+    assert stopped.report["interrupted"] == []
+    fates = [(each["key"], each["fate"]) for each in stopped.report["stragglers"]]
+    assert fates == [("c/slow", "finished")]
+
+
+def test_c01_what_was_finished_is_not_done_again(site: Site) -> None:
+    """C01: the next start finds the fingerprint of what the last one finished while stopping."""
+    site.configure(Limits(drain=0.2, critical=20, cleanup=0.5), level="debug")
+    site.declare("slow", do="critical", seconds=1.0, budget="10s")
+    daemon = site.started()
+    daemon.wait_for("probe.critical")
+    assert daemon.stop().code == 0
+    daemon = site.started()
+    assert daemon.wait_for("reconcile.started", key="c/slow")["causes"] == ["start"]
+
+
+def test_a_critical_operation_may_begin_while_the_drain_lasts(site: Site) -> None:
+    """A run that goes on may still begin its critical part during the drain, and finishes it."""
+    site.configure(Limits(drain=5, critical=20, cleanup=0.5))
+    site.declare("late", do="late", seconds=0.5, path=str(site.root / "go"))
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    daemon.send(15)
+    daemon.wait_for("stop.began", critical=0)
+    (site.root / "go").touch()
+    stopped = daemon.ended()
+    daemon.wait_for("probe.finished")
+    assert stopped.code == 0
+    assert stopped.wall <= 2.0
+
+
+def test_a_late_critical_operation_ends_by_the_hard_limit_of_the_stop(site: Site) -> None:
+    """A section that begins during the drain is clamped to the hard limit, which its budget passes."""
+    site.configure(Limits(drain=1.5, critical=2.0, cleanup=0.5))
+    path = str(site.root / "go")
+    site.declare("late", do="late", seconds=60, budget="2s", path=path)
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    cpu_before = daemon.cpu()
+    daemon.send(15)
+    began = daemon.wait_for("stop.began")
+    (site.root / "go").touch()
+    daemon.wait_for("probe.critical")
+    stopped = daemon.ended(cpu=cpu_before)
+    cut = daemon.wait_for("operation.cut")
+    assert began["critical"] == 0
+    assert stopped.code == 3
+    assert stopped.report["duration_s"] <= 2.0 + 0.5
+    assert "the hard limit of the stop" in cut["reason"]
+
+
+@pytest.mark.parametrize("do", ["thread", "swallow"])
+def test_work_that_ignores_its_cancellation_is_left_behind_and_named(site: Site, do: str) -> None:
+    """C15: a hung thread or a swallowed cancellation is named, and cannot hold the process."""
+    limits = Limits(drain=0.3, critical=5, cleanup=0.5)
+    site.configure(limits)
+    site.declare("stuck", do=do, seconds=600)
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    stopped = daemon.stop()
+    left = daemon.wait_for("stop.left_behind", key="c/stuck")
+    assert stopped.code == 3
+    assert stopped.wall <= limits.drain + limits.cleanup + 1.0
+    assert any("probe.py" in line for line in left["where"])
+    assert [each["fate"] for each in stopped.report["stragglers"]] == ["left behind"]
+    assert daemon.left() == []

@@ -1,0 +1,134 @@
+"""What further signals do during a stop, and what the other signals do at any time."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from harness import Limits, Site
+
+pytestmark = pytest.mark.processes
+
+LONG = Limits(drain=30, critical=60, cleanup=0.5)
+
+
+def test_a_second_sigterm_ends_the_drain(site: Site) -> None:
+    """SIGTERM again ends the drain at once: ordinary work is cancelled, the exit is clean."""
+    site.configure(LONG)
+    site.declare("busy", do="sleep")
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    began, cpu = time.monotonic(), daemon.cpu()
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("stop.began", signal="SIGTERM")
+    daemon.send(signal.SIGTERM)
+    stopped = daemon.ended(began, cpu)
+    assert stopped.code == 0
+    assert stopped.wall <= 1.0
+    assert stopped.report["interrupted"] == ["c/busy"]
+
+
+def test_no_number_of_sigterms_shortens_a_critical_operation(site: Site) -> None:
+    """SIGTERM after SIGTERM leaves a critical operation its time: it finishes, exit code 0."""
+    site.configure(LONG)
+    site.declare("busy", do="critical", seconds=2.0, budget="10s")
+    daemon = site.started()
+    daemon.wait_for("probe.critical")
+    began, cpu = time.monotonic(), daemon.cpu()
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("stop.began")
+    for _ in range(20):
+        daemon.send(signal.SIGTERM)
+        time.sleep(0.02)  # a person's impatience, not a wait for anything
+    stopped = daemon.ended(began, cpu)
+    daemon.wait_for("probe.finished")
+    assert stopped.code == 0
+    assert 1.5 <= stopped.wall <= 3.0
+    assert stopped.report["critical_finished"] == 1
+
+
+def test_sigint_moves_one_stage_on_each_time(site: Site) -> None:
+    """SIGINT begins a stop, SIGINT ends its drain, SIGINT cuts what is critical: exit code 3."""
+    site.configure(LONG)
+    site.declare("ordinary", do="sleep")
+    site.declare("held", do="critical", seconds=50, budget="50s")
+    daemon = site.started()
+    daemon.wait_for("probe.critical")
+    daemon.wait_for("probe.began", key="c/ordinary")
+    began, cpu = time.monotonic(), daemon.cpu()
+    daemon.send(signal.SIGINT)
+    daemon.wait_for("stop.began", signal="SIGINT")
+    daemon.send(signal.SIGINT)
+    daemon.wait_for("reconcile.interrupted", key="c/ordinary")
+    assert daemon.alive
+    daemon.send(signal.SIGINT)
+    stopped = daemon.ended(began, cpu)
+    daemon.wait_for("operation.cut")
+    assert stopped.code == 3
+    assert stopped.wall <= 1.5
+    assert [stage["stage"] for stage in stopped.report["stages"]] == [
+        "draining", "stopping", "hard",
+    ]  # fmt: skip
+    fates = {each["key"]: each["fate"] for each in stopped.report["stragglers"]}
+    assert fates == {"c/ordinary": "cancelled", "c/held": "cut"}
+
+
+def test_a_reload_is_refused_during_a_stop(site: Site) -> None:
+    """SIGHUP during a stop changes nothing and is answered by one line."""
+    site.configure(LONG)
+    site.declare("busy", do="sleep")
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("stop.began")
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for("reload.refused")
+    assert daemon.stop(signal.SIGTERM).code == 0
+    assert daemon.all("reload.done") == []
+
+
+def test_a_reload_asked_for_during_the_start_is_done_after_it(site: Site) -> None:
+    """SIGHUP before the start is over waits, and is honoured once the daemon runs."""
+    site.plugin(
+        "slow",
+        "import os, pathlib, time\n"
+        'os.write(2, b\'{"event": "test.importing"}\\n\')\n'
+        f"while not pathlib.Path({str(site.root / 'go')!r}).exists(): time.sleep(0.01)\n"
+        f"exec(pathlib.Path({str(site.plugins / 'probe.py')!r}).read_text())\n",
+    )
+    site.configure(reconciler="slow:ProbeReconciler")
+    daemon = site.start()
+    daemon.wait_for("test.importing")
+    daemon.send(signal.SIGHUP)
+    (site.root / "go").touch()
+    daemon.wait_for("reload.done", kept=["c"])
+    assert daemon.stop().code == 0
+
+
+def test_stacks_and_task_tree_are_shown_on_demand(site: Site) -> None:
+    """SIGUSR1 dumps the stacks of all threads, SIGUSR2 logs the task tree; both go on running."""
+    site.configure()
+    site.declare("busy", do="sleep")
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    daemon.send(signal.SIGUSR2)
+    daemon.wait_for("tasks.tree")
+    daemon.send(signal.SIGUSR1)
+    daemon.wait_for_text("most recent call first")
+    tree = [line.get("task", "") for line in daemon.all("tasks.tree")]
+    assert any("reconcile c/busy" in line for line in tree)
+    assert any("reconcile" in line and "probe.py" in line for line in tree)
+    assert daemon.stop().code == 0
+
+
+def test_stacks_are_shown_while_the_loop_is_blocked(site: Site) -> None:
+    """SIGUSR1 needs no turn of the loop: the frame that blocks it is in the dump."""
+    site.configure()
+    site.declare("stuck", do="block", seconds=60)
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    daemon.send(signal.SIGUSR1)
+    daemon.wait_for_text("in block")
+    daemon.send(signal.SIGKILL)
+    assert daemon.ended().code == -signal.SIGKILL

@@ -1,0 +1,81 @@
+"""C05: nothing starts after the instant of a stop."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import time
+
+import pytest
+from harness import Limits, Site
+
+pytestmark = pytest.mark.processes
+
+LIMITS = Limits(drain=0.5, critical=3, cleanup=0.5)
+ROUNDS = 20
+# Times in the log and the report are rounded to 1 ms each.
+ROUNDING = dt.timedelta(milliseconds=2)
+
+
+def _moment(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize("turn", range(ROUNDS))
+def test_c05_no_reconcile_starts_after_the_instant(site: Site, turn: int) -> None:
+    """C05: with 1,000 enqueues a second and a stop at any moment, none starts after it."""
+    seed = os.environ.get("STOP_SUITE_SEED", f"{time.time_ns()}:{turn}")
+    print(f"STOP_SUITE_SEED={seed}")
+    site.configure(
+        LIMITS,
+        level="debug",
+        watch=[{"directory": "resources"}, {"every": {"interval": "50ms", "jitter": "0%"}}],
+        concurrency=16,
+    )
+    for number in range(50):
+        site.declare(f"k{number}")
+    daemon = site.started()
+    daemon.wait_for("reconcile.started", count=200)
+    time.sleep(random.Random(seed).uniform(0, 0.3))  # the random instant itself
+    stopped = daemon.stop()
+    assert stopped.code == 0
+    assert stopped.wall <= LIMITS.drain + LIMITS.cleanup + 1.0
+    instant = _moment(stopped.report["began"]) + ROUNDING
+    starts = [_moment(line["time"]) for line in daemon.all("reconcile.started")]
+    late = [start for start in starts if start > instant]
+    assert late == []
+    # What began before was not lost either: each start has its end.
+    ends = len(daemon.all("reconcile.done")) + len(daemon.all("reconcile.interrupted"))
+    assert len(starts) == ends
+
+
+def test_c05_nothing_starts_between_the_signal_and_the_loops_next_turn(site: Site) -> None:
+    """C05: runs that were handed out, and had not begun when the signal came, never begin."""
+    site.configure(LIMITS, level="debug", concurrency=10)
+    for number in range(10):
+        site.declare(f"k{number}", do="block", seconds=0.5)
+    daemon = site.start()
+    # All ten are handed out in one turn of the loop, and each blocks it.
+    daemon.wait_for("probe.began")
+    stopped = daemon.stop()
+    assert len(daemon.all("reconcile.started")) == 1
+    assert stopped.code == 0
+    assert stopped.wall <= 0.5 + 1.0
+
+
+def test_c05_keys_that_got_no_run_are_counted_and_come_back(site: Site) -> None:
+    """C05: waiting keys are counted in the report, and the next start runs every one of them."""
+    site.configure(LIMITS, concurrency=1)
+    for number in range(5):
+        site.declare(f"k{number}", do="sleep")
+    daemon = site.started()
+    daemon.wait_for("probe.began")
+    stopped = daemon.stop()
+    assert stopped.report["not_served"] == 4
+    site.configure(LIMITS, level="debug")
+    for number in range(5):
+        site.declare(f"k{number}", do="nothing")
+    daemon = site.started()
+    for number in range(5):
+        daemon.wait_for("reconcile.done", key=f"c/k{number}")

@@ -1,0 +1,220 @@
+"""The stop suite: each stop signal, in each state of the daemon, with each budget.
+
+The rule of each cell: wall time is at most what that state has to wait for, plus 1 s; CPU is at
+most 20 ms + 1 % of the wait; the exit code is that of the contract; no process is left.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+from harness import Daemon, Limits, Site, wait_until
+
+from reconciled.core.stages import BLOCKED_AFTER
+
+pytestmark = pytest.mark.processes
+
+TIGHT = Limits(drain=0.3, critical=1.0, cleanup=0.4)
+ROOMY = Limits(drain=1.0, critical=8.0, cleanup=1.0)
+SLACK = 1.0
+CPU, CPU_SHARE = 0.020, 0.01
+# An overall length of critical work that fits into ROOMY and not into TIGHT.
+HELD = 2.0
+
+
+@attrs.frozen
+class Wait:
+    """What a state has to wait for, in seconds from the signal, and how it ends."""
+
+    least: float = 0.0
+    most: float = 0.0
+    code: int = 0
+    spins: bool = False  # it is the plugin that uses the CPU
+
+
+NOTHING = Wait()
+
+
+@attrs.frozen
+class State:
+    """Something that a daemon is doing. begin() returns when it is doing it."""
+
+    begin: Callable[[Site, Limits], Daemon]
+    wait: Callable[[Limits], Wait]
+
+
+def _starting(site: Site, limits: Limits) -> Daemon:
+    site.plugin(
+        "slow",
+        "import os, time\n"
+        'os.write(2, b\'{"event": "test.importing"}\\n\')\n'
+        "time.sleep(60)\n"
+        "from probe import ProbeReconciler\n",
+    )
+    site.configure(limits, reconciler="slow:ProbeReconciler")
+    daemon = site.start()
+    daemon.wait_for("test.importing")
+    return daemon
+
+
+def _idle(site: Site, limits: Limits) -> Daemon:
+    site.configure(limits)
+    site.declare("calm")
+    return site.started()
+
+
+def _doing(do: str, event: str, site: Site, limits: Limits) -> Daemon:
+    site.configure(limits)
+    site.declare("busy", do=do)
+    daemon = site.started()
+    daemon.wait_for(event)
+    return daemon
+
+
+def _critical(site: Site, limits: Limits) -> Daemon:
+    site.configure(limits)
+    site.declare("busy", do="critical", seconds=HELD, budget=f"{limits.critical:g}s")
+    daemon = site.started()
+    daemon.wait_for("probe.critical")
+    return daemon
+
+
+def _program(site: Site, limits: Limits) -> Daemon:
+    """An ordinary program that ignores SIGTERM, run by the exec reconciler."""
+    site.configure(limits, reconciler="exec")
+    script = 'trap "" TERM; touch running; while true; do sleep 60; done'
+    site.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
+    daemon = site.started()
+    wait_until((site.resources / "running").exists, "the program")
+    return daemon
+
+
+def _patched(source: str, site: Site, limits: Limits) -> Daemon:
+    """With a plugin that changes the directory watcher, as no good plugin would."""
+    site.plugin("patch", f"from reconciled.watchers import directory\n{source}\n")
+    broken = {"reconciler": "patch:Nothing", "watch": [{"every": "1h"}]}
+    watching = {"reconciler": "probe:ProbeReconciler", "watch": [{"directory": "resources"}]}
+    site.configure(limits, controllers={"broken": broken, "c": watching})
+    return site.start()
+
+
+STALLED = """
+import os, time
+from reconciled.api import Reconciler
+def stalled(*_):
+    os.write(2, b'{"event": "test.stalled"}\\n')
+    time.sleep(600)
+directory.read_listing = stalled
+import attrs
+@attrs.frozen
+class Spec: pass
+class Nothing(Reconciler[Spec]):
+    async def reconcile(self, request): raise AssertionError
+"""
+
+FAILING = """
+from reconciled.api import Reconciler
+async def failing(self, report):
+    raise OSError("the watcher's own fault")
+directory.DirectoryWatcher.watch = failing
+import attrs
+@attrs.frozen
+class Spec: pass
+class Nothing(Reconciler[Spec]):
+    async def reconcile(self, request): raise AssertionError
+"""
+
+
+def _stalled_source(site: Site, limits: Limits) -> Daemon:
+    daemon = _patched(STALLED, site, limits)
+    daemon.wait_for("test.stalled")
+    return daemon
+
+
+def _failing_watcher(site: Site, limits: Limits) -> Daemon:
+    daemon = _patched(FAILING, site, limits)
+    daemon.wait_for("source.failed")
+    daemon.wait_for("daemon.ready")
+    return daemon
+
+
+def _stalled_reader(site: Site, limits: Limits) -> Daemon:
+    daemon = _doing("sleep", "probe.began", site, limits)
+    daemon.stall()
+    return daemon
+
+
+def _ordinary(limits: Limits) -> Wait:
+    return Wait(limits.drain, limits.drain + limits.cleanup)
+
+
+def _held(limits: Limits) -> Wait:
+    if limits.critical < HELD:
+        return Wait(limits.critical, limits.critical + limits.cleanup, code=3)
+    # The signal comes right after it began.
+    return Wait(HELD - SLACK, HELD)
+
+
+def _blocked(limits: Limits) -> Wait:
+    end = min(BLOCKED_AFTER, limits.critical + limits.cleanup + 3.0)
+    return Wait(end - 0.1, end, code=70, spins=True)
+
+
+STATES = {
+    "starting": State(_starting, lambda _: NOTHING),
+    "idle": State(_idle, lambda _: NOTHING),
+    "reconciling": State(
+        lambda site, limits: _doing("clean", "probe.began", site, limits), _ordinary
+    ),
+    "critical": State(_critical, _held),
+    "program": State(_program, _ordinary),
+    "blocked-loop": State(partial(_doing, "spin", "probe.began"), _blocked),
+    "stalled-source": State(_stalled_source, lambda _: NOTHING),
+    "failing-watcher": State(_failing_watcher, lambda _: NOTHING),
+    "stalled-reader": State(_stalled_reader, _ordinary),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+@pytest.mark.parametrize("limits", [TIGHT, ROOMY], ids=["tight", "roomy"])
+@pytest.mark.parametrize("state", STATES)
+def test_a_stop_takes_no_longer_than_what_it_waits_for(
+    site: Site, state: str, limits: Limits, number: signal.Signals
+) -> None:
+    """A stop takes what its state has to wait for + 1 s, 20 ms + 1 % of CPU, and leaves nothing."""
+    daemon = STATES[state].begin(site, limits)
+    wait = STATES[state].wait(limits)
+    stopped = daemon.stop(number)
+    assert stopped.code == wait.code, daemon
+    assert wait.least <= stopped.wall <= wait.most + SLACK, daemon
+    if not wait.spins:
+        assert stopped.cpu <= CPU + CPU_SHARE * wait.most
+    assert daemon.left() == []
+    if state != "starting":
+        assert stopped.report["signal"] == number.name
+        assert stopped.report["exit_code"] == wait.code
+
+
+def test_a_signal_in_any_moment_of_the_start_ends_it_with_0(site: Site) -> None:
+    """Once the handlers are there, a signal before the start is over leaves at once with 0."""
+    site.configure()
+    for turn in range(5):
+        daemon = site.start()
+        # As soon as the kernel knows of the handler: earlier than any line.
+        wait_until(partial(_catches, daemon.pid, signal.SIGTERM), "the handler")
+        stopped = daemon.stop((signal.SIGTERM, signal.SIGINT)[turn % 2])
+        assert stopped.code == 0
+        assert stopped.wall <= SLACK
+        assert daemon.all("daemon.ready") == []
+
+
+def _catches(pid: int, number: int) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
