@@ -44,7 +44,9 @@ _BUILT_IN = {
     "exec": "reconciled.reconcilers.exec:ExecReconciler",
     "file": "reconciled.reconcilers.file:FileReconciler",
 }
-_METHODS = ("reconcile", "remove", "plan", "observe", "recover")
+_ASYNC = ("reconcile", "remove", "plan", "observe", "undo")
+# Decide from what they are given, so that they must not wait.
+_PURE = ("recover", "budget", "not_built", "can_undo")
 
 
 class NotFound(Exception):
@@ -271,10 +273,13 @@ def _look(cls: Any) -> tuple[str, type, type | None]:
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"it lacks the method {', '.join(missing)}")
-    for method in _METHODS:
+    for method in (*_ASYNC, *_PURE):
         function = getattr(cls, method, None)
-        if function is not None and not inspect.iscoroutinefunction(function):
+        if function is None or inspect.iscoroutinefunction(function) == (method in _ASYNC):
+            continue
+        if method in _ASYNC:
             raise TypeError(f"its method {method} is not async: write async def {method}")
+        raise TypeError(f"its method {method} is async, and may not wait: write def {method}")
     spec = _spec_class(cls)
     if not isinstance(spec, type) or not attrs.has(spec):
         raise TypeError(
