@@ -33,6 +33,9 @@ class Spec:
 class Good(Reconciler[Spec]):
     async def reconcile(self, request): return done()
 
+class Waits(Good):
+    async def recover(self, interrupted, observation): return None
+
 class Exits(Good):
     def __init__(self, options): raise SystemExit(3)
 """
@@ -56,12 +59,14 @@ def test_a_broken_reconciler_stalls_its_controller_alone(tmp_path: Path) -> None
         tmp_path,
         "  a: {reconciler: 'mine:Good', watch: [{directory: a}]}\n"
         "  b: {reconciler: 'broken:X', watch: [{directory: b}]}\n"
-        "  c: {reconciler: 'mine:Exits', watch: [{directory: c}]}\n",
+        "  c: {reconciler: 'mine:Exits', watch: [{directory: c}]}\n"
+        "  d: {reconciler: 'mine:Waits', watch: [{directory: d}]}\n",
     )
     assert [ready.config.name for ready in found.ready] == ["a"]
-    assert [stalled.config.name for stalled in found.stalled] == ["b", "c"]
+    assert [stalled.config.name for stalled in found.stalled] == ["b", "c", "d"]
     assert "sys.exit(3)" in found.stalled[0].reason
     assert "SystemExit: 3" in found.stalled[1].reason
+    assert "its method recover is async" in found.stalled[2].reason
     assert found.problems == ()
     assert prepared_whole(found.config).ready
 

@@ -286,6 +286,28 @@ async def test_a_key_that_returns_during_its_removal_runs_afterwards(
         assert made.controller.removing == set()
 
 
+async def test_causes_of_a_key_that_has_gone_are_dropped(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A cause that comes during the removal makes no run after it."""
+    script = Removing()
+
+    async def removal(_: Any) -> Result:
+        made.wish("a", cause="a late hint")
+        return done()
+
+    script.removal = removal
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"), thing("b"))
+        await made.settle()
+        made.declare(thing("b"))
+        await made.settle()
+        gets = made.controller.lane.counters.gets
+        await trio.sleep(100)
+        assert made.traces("a") == []
+        assert gets == 3
+
+
 async def test_a_running_key_whose_manifest_goes_is_stopped(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -668,13 +690,16 @@ async def test_c11_a_key_that_rewrites_its_own_manifest_keeps_its_backoff(
         assert 4 <= len(script.requests) < 20
 
 
-async def test_a_person_who_edits_during_a_failing_run_is_heard(
-    tmp_path: Path, autojump_clock: MockClock
+@pytest.mark.parametrize("during", [True, False], ids=["during a run", "between two"])
+async def test_a_person_who_edits_a_failing_key_is_heard(
+    tmp_path: Path, autojump_clock: MockClock, *, during: bool
 ) -> None:
     """A change of the spec ends a backoff at once, be it during a run or between two."""
     script = Script()
+    running = trio.Event()
 
     async def act(request: Any) -> Result:
+        running.set()
         await trio.sleep(1)
         return done() if request.spec.value == 3 else retry("wrong value")
 
@@ -683,6 +708,9 @@ async def test_a_person_who_edits_during_a_failing_run_is_heard(
         made.declare(thing("a"))
         await trio.sleep(40)
         assert made.failures("a") > 3
+        if during:
+            running = trio.Event()
+            await running.wait()
         began = trio.current_time()
         made.declare(thing("a", 3))
         await trio.sleep(2.1)
