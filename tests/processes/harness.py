@@ -31,7 +31,7 @@ import yaml
 RECONCILED = str(Path(sys.executable).with_name("reconciled"))
 PROBE = Path(__file__).with_name("probe.py")
 # A bound for what should be seen soon, on a machine that is busy with other things.
-PATIENCE = 20.0
+PATIENCE = 10.0
 LOOK = 0.005
 MARKER = "RECONCILED_SUITE"
 

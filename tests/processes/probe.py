@@ -4,7 +4,7 @@ Each run says ``probe.began`` first, so that a test knows where it stands.
 """
 
 # The methods share one interface, nest what a reader should see nested, and misbehave on purpose.
-# ruff: noqa: ARG002, ASYNC110, ASYNC240, SIM117
+# ruff: noqa: ARG002, SIM117
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ProbeReconciler(Reconciler[Probe]):
 
     async def late(self, request: Request[Probe]) -> Result:
         """Begins its critical part only when it is told to, by a file."""
-        while not Path(request.spec.path).exists():  # noqa: ASYNC110 - what a test makes is a file
+        while not os.path.lexists(request.spec.path):  # noqa: ASYNC110, ASYNC240, PTH - a test makes it
             await trio.sleep(0.01)
         return await self.critical(request)
 
@@ -126,18 +126,12 @@ class ProbeReconciler(Reconciler[Probe]):
 
     async def touch(self, request: Request[Probe]) -> Result:
         """Writes its own manifest again, the same but for a comment."""
-        path = Path(request.spec.path)
-        text = "\n".join(line for line in path.read_text().splitlines() if line[:1] != "#")
-        path.write_text(f"{text}\n# last run: {time.time()}\n")
+        _comment(Path(request.spec.path))
         return done()
 
     async def rewrite(self, request: Request[Probe]) -> Result:
         """Writes its own spec again, each time another one."""
-        path = Path(request.spec.path)
-        text = re.sub(r"count: \d+", f"count: {request.spec.count + 1}", path.read_text())
-        new = path.with_name(f".{path.name}")
-        new.write_text(text)
-        new.replace(path)
+        _count(Path(request.spec.path), request.spec.count + 1)
         return done()
 
     async def stamp(self, request: Request[Probe]) -> Result:
@@ -214,3 +208,14 @@ class ProbeReconciler(Reconciler[Probe]):
 
     async def leave(self, request: Request[Probe]) -> Result:
         os._exit(9)
+
+
+def _comment(path: Path) -> None:
+    text = "\n".join(line for line in path.read_text().splitlines() if line[:1] != "#")
+    path.write_text(f"{text}\n# last run: {time.time()}\n")
+
+
+def _count(path: Path, count: int) -> None:
+    new = path.with_name(f".{path.name}")
+    new.write_text(re.sub(r"count: \d+", f"count: {count}", path.read_text()))
+    new.replace(path)

@@ -52,7 +52,7 @@ def test_a_critical_operation_may_begin_while_the_drain_lasts(site: Site) -> Non
 
 
 def test_a_late_critical_operation_ends_by_the_hard_limit_of_the_stop(site: Site) -> None:
-    """A section that begins during the drain is clamped to the hard limit, which its budget passes."""
+    """A section that begins in the drain is clamped to the hard limit, which its budget passes."""
     site.configure(Limits(drain=1.5, critical=2.0, cleanup=0.5))
     path = str(site.root / "go")
     site.declare("late", do="late", seconds=60, budget="2s", path=path)
