@@ -183,7 +183,10 @@ def _headline(report: StopReport) -> list[str]:
         3: "NOT CLEAN: something was cut, not recorded, or left behind",
         70: "HUNG: the event loop did not turn any more, the last resort ended the process",
     }.get(report.exit_code, "NOT CLEAN")
-    by = f"{report.signal}, {report.reason}" if report.signal else report.reason
+    # A stop by a signal has the signal as its reason; a crash or a hang has one of its own.
+    by = report.reason
+    if report.signal and report.signal not in report.reason:
+        by = f"{report.signal}, {report.reason}"
     stages = ", ".join(f"{stage.name} at {at:.1f} s" for stage, at in report.stages)
     return [
         f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {verdict}",
