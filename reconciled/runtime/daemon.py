@@ -108,6 +108,10 @@ class Daemon:
             StopRecord(stop),
             services,
         )
+        if self.once:
+            # Before anything runs: the first keys end while later sources are still being read.
+            self.counted = Once(self._end_once)
+            self.host.on_outcome = self.counted.outcome
         self.permits = Permits(config.state, self.logs.log, self._allow)
         self.permits.prepare()
         self.dispatcher = Dispatcher(self.host, lambda: self.controllers)
@@ -193,9 +197,9 @@ class Daemon:
             keys=sum(len(controller.manifests) for controller in controllers),
             duration_s=round(time.monotonic() - self.began, 3),
         )
-        if self.once:
-            self.counted = Once(lambda: self.host.stop.begin("every key has had its turn"))
-            # Outcomes before this are found again: their keys are queued, running or at rest.
+        if self.counted is not None:
+            for stalled in self.prepared.stalled:
+                self.counted.stalled(stalled.config.name, stalled.reason)
             self.counted.begin(controllers)
 
     async def _end_loops(self) -> None:
@@ -235,13 +239,22 @@ class Daemon:
         stop, name = self.host.stop, signal.Signals(number).name
         if stop.stage is Stage.RUNNING:
             self.host.record.signal = number
-            self.ending.tell_begun(name)
+            self.ending.tell_begun(signal=name)
             stop.begin(name, at=trio.current_time() - (time.monotonic() - at))
             self.dispatcher.wake()
         elif number == signal.SIGINT:
             stop.escalate("SIGINT again")
         else:
             stop.end_drain("SIGTERM again")
+
+    def _end_once(self) -> None:
+        if self.host.stopping:
+            return
+        reason = "every key has had its turn"
+        self.ending.tell_begun(reason=reason)
+        self.host.stop.begin(reason)
+        # Nobody else tells it: without this it would sleep through the whole drain.
+        self.dispatcher.wake()
 
     def _reload(self) -> None:
         if self.host.stopping:

@@ -36,14 +36,14 @@ class Ending:
 
     # -- while the stop goes on ----------------------------------------------
 
-    def tell_begun(self, signal: str) -> None:
-        """The first line of a stop: what it has to wait for, and how long at most."""
+    def tell_begun(self, **by: str) -> None:
+        """The first line of a stop: *by* what, what it waits for, and how long at most."""
         stop = self.host.stop
         limits = stop.limits
         critical = [section.name for section in stop.all_sections()]
         self.host.log.info(
             "stop.began",
-            signal=signal,
+            **by,
             running=len(list(stop.all_works())),
             critical=len(critical),
             drain_s=limits.drain,

@@ -36,6 +36,10 @@ class Once:
         self._waiting = wanted - self._done - self.failed.keys()
         self._look()
 
+    def stalled(self, controller: str, reason: str) -> None:
+        """*controller* cannot run: which keys it would have is not even known."""
+        self.unread[f"controller {controller}"] = f"it stalls: {reason}"
+
     def outcome(self, key: Key, result: Result, failures: int) -> None:
         """One run of *key* has ended."""
         if result.outcome is Outcome.INTERRUPTED:
@@ -50,6 +54,11 @@ class Once:
         if self._waiting is not None:
             self._waiting.discard(key)
             self._look()
+
+    @property
+    def begun(self) -> bool:
+        """Whether begin() was reached: otherwise nobody knows which keys there are."""
+        return self._waiting is not None
 
     @property
     def missing(self) -> set[Key]:

@@ -118,7 +118,7 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
 
 def _once_code(logs: Logs, counted: Once | None) -> int:
     """Name each key that is not done."""
-    if counted is None:
+    if counted is None or not counted.begun:
         logs.log.error("once.not_done", reason="it was stopped before every source was read")
         return NOT_DONE
     reasons: dict[Key, str] = dict.fromkeys(counted.missing, "the stop came first")
