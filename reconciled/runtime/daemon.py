@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import attrs
@@ -133,12 +133,33 @@ class Daemon:
         # The store first: everything else may write. It is the last to end as well, since it
         # commits what still waits when it is cancelled.
         await services.start(self.store.run, name="store writer")
-        services.start_soon(self.logs.serve, name="log")
-        services.start_soon(host.stop.run_stages, self.ending.leave_behind, name="stop stages")
-        services.start_soon(self.orphans.reap, name="orphan reaper")
-        services.start_soon(self.reloader.serve, name="reload")
-        services.start_soon(self._end_loops, name="loop detector")
+        self._service("log", self.logs.serve)
+        self._service("stop stages", host.stop.run_stages, self.ending.leave_behind)
+        self._service("orphan reaper", self.orphans.reap)
+        self._service("reload", self.reloader.serve)
+        self._service("loop detector", self._end_loops)
         self.last_resort.begin()
+
+    def _service(
+        self, name: str, function: Callable[..., Awaitable[object]], *args: object
+    ) -> None:
+        """Start a service, whose crash stops the daemon in stages.
+
+        Left to the nursery it would cancel the other services at once, which work still needs.
+        """
+
+        async def serve() -> None:
+            try:
+                await function(*args)
+            except* Exception as group:
+                self._crashed(group)
+
+        self.host.services.start_soon(serve, name=name)
+
+    def _crashed(self, error: BaseException) -> None:
+        self.logs.log.critical("daemon.crashed", exc_info=error)
+        self.ending.crashed = True
+        self.host.stop.crash(f"crash: {error!r}")
 
     async def _work(self) -> None:
         stop = self.host.stop
@@ -151,7 +172,7 @@ class Daemon:
                 for stalled in self.prepared.stalled:
                     self._tell_stalled(stalled.config.name, stalled.reason)
                 # Not before: a permit for a controller that is not there yet would be lost.
-                self.host.services.start_soon(self.permits.serve, name="permits")
+                self._service("permits", self.permits.serve)
                 work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
                 # From here on a stop has stages: before, nothing had begun that could be cut.
                 self._listen()
