@@ -69,7 +69,12 @@ async def run(controller: Controller, job: Job, name: str) -> None:
             result = result_of_cancelled(work)
     finally:
         acted = request is not None and request.acted
-        settle(Ended(controller, job, number, result, acted, removal, work.began_at))
+        try:
+            settle(Ended(controller, job, number, result, acted, removal, work.began_at))
+        except Exception as error:
+            # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
+            host.stop.crash(f"crash: {error!r}")
+            raise
 
 
 async def _request(
