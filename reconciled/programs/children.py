@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import attrs
 import trio
@@ -36,6 +37,42 @@ class Owner:
     critical: bool
 
 
+class Leader(Protocol):
+    """The program at the head of a group, and whoever tells how it ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, and the group's."""
+
+    @property
+    def started(self) -> int:
+        """Clock ticks after boot: with the pid, its identity."""
+
+    @property
+    def supervisor(self) -> int:
+        """The process of ours that stands over it; 0 where none does."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and how is known; it is not reaped by looking. In the loop."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the number of the group is certainly still the program's."""
+
+    async def wait(self) -> None:
+        """Return when something has changed; a cancellation leaves the program alone."""
+
+    async def let_go(self) -> None:
+        """Have whoever else holds the number give it back; the group is over."""
+
+    def reap(self) -> tuple[int | None, int | None]:
+        """Exit code and signal; one of them, or none where that was lost."""
+
+    def abandon(self) -> None:
+        """Close everything that leads to it."""
+
+
 @attrs.define(eq=False)
 class Child:
     """One program of ours, leader of a process group of its own."""
@@ -43,10 +80,7 @@ class Child:
     program: str  # argument 0; never the others, which may hold secrets
     owner: str  # the task that runs it
     critical: bool
-    pid: int
-    started: int  # clock ticks after boot: with the pid, its identity
-    pidfd: int
-    _popen: subprocess.Popen[bytes] = attrs.field(repr=False)
+    leader: Leader = attrs.field(repr=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
     _reaped: bool = attrs.field(default=False, init=False)
 
@@ -55,20 +89,24 @@ class Child:
         return f"<Child {self.program} ({kind}pid {self.pid}) of {self.owner}>"
 
     @property
+    def pid(self) -> int:
+        """Of the program itself, and of its group."""
+        return self.leader.pid
+
+    @property
+    def started(self) -> int:
+        """Clock ticks after boot: with the pid, its identity."""
+        return self.leader.started
+
+    @property
     def ended(self) -> bool:
         """Whether the program itself has ended; it is not reaped by looking."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with self._lock:
-            if self._reaped:
-                return True
-            try:
-                return os.waitid(os.P_PIDFD, self.pidfd, options) is not None
-            except ChildProcessError:
-                return True  # somebody took its status: reap() says so
+            return self._reaped or self.leader.ended
 
     async def wait(self) -> None:
-        """Return when the program itself has ended; a cancellation leaves it alone."""
-        await trio.lowlevel.wait_readable(self.pidfd)
+        """Return when the program itself may have ended; a cancellation leaves it alone."""
+        await self.leader.wait()
 
     def members(self) -> list[Process]:
         """What lives in its group besides the program itself."""
@@ -78,7 +116,7 @@ class Child:
     def signal_group(self, number: int) -> bool:
         """Send *number* to the whole group; False where nobody is left to get it."""
         with self._lock:
-            if self._reaped:
+            if self._reaped or not self.leader.holds:
                 return False
             try:
                 os.killpg(self.pid, number)
@@ -86,32 +124,37 @@ class Child:
                 return False
             return True
 
+    def retire(self) -> None:
+        """Signal the group no more; the program has ended. Harmless when repeated.
+
+        Kills what may have appeared in the group since it was looked at.
+        """
+        if self.signal_group(signal.SIGKILL):
+            self._reap_members()
+        with self._lock:
+            self._reaped = True
+
+    async def let_go(self) -> None:
+        """Retire it, and have its number given back by whoever else holds it.
+
+        When cancelled, that is under way; reap() does not depend on it.
+        """
+        self.retire()
+        await self.leader.let_go()
+
     def reap(self) -> tuple[int | None, int | None]:
         """Exit code and signal of the program; one of them, or none if its status was lost.
 
-        Kills what may have appeared in the group since it was looked at, so that the number
-        is free afterwards. The program must have ended.
+        The number is free afterwards. The program must have ended.
         """
-        self.signal_group(signal.SIGKILL)
-        self._reap_members()
-        with self._lock:
-            self._reaped = True
-            try:
-                status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
-            except ChildProcessError:
-                status = None
-            self._close()
-        if status is None:
-            return None, None
-        if status.si_code == os.CLD_EXITED:
-            return status.si_status, None
-        return None, status.si_status
+        self.retire()
+        return self.leader.reap()
 
     def abandon(self) -> None:
         """Give up a program that not even SIGKILL ends; when it does end, it is an orphan."""
         with self._lock:
             self._reaped = True
-            self._close()
+        self.leader.abandon()
 
     def _reap_members(self) -> None:
         # Members whose parent died became our own children if we adopt orphans: their
@@ -121,8 +164,63 @@ class Child:
                 with contextlib.suppress(ChildProcessError):
                     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)
 
-    def _close(self) -> None:
-        os.close(self.pidfd)
+
+@attrs.define(eq=False)
+class DirectLeader:
+    """A program that this process itself has started: its exit status comes from the kernel."""
+
+    pid: int
+    started: int
+    _pidfd: int
+    _popen: subprocess.Popen[bytes]
+    supervisor: int = attrs.field(default=0, init=False)
+    holds: bool = attrs.field(default=True, init=False)  # unreaped: nobody else gets it
+
+    @classmethod
+    def of(cls, popen: subprocess.Popen[bytes]) -> DirectLeader:
+        """Watch *popen*. Raises OSError when descriptors have run out; then it was ended."""
+        try:
+            pidfd = os.pidfd_open(popen.pid)
+        except OSError:
+            # It may live for ever and we could not watch it: it must not stay.
+            os.killpg(popen.pid, signal.SIGKILL)
+            popen.wait()
+            raise
+        process = look_up(popen.pid)
+        return cls(popen.pid, 0 if process is None else process.started, pidfd, popen)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended; it is not reaped by looking."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            return os.waitid(os.P_PIDFD, self._pidfd, options) is not None
+        except ChildProcessError:
+            return True  # somebody took its status: reap() says so
+
+    async def wait(self) -> None:
+        """Return when it has ended."""
+        await trio.lowlevel.wait_readable(self._pidfd)
+
+    async def let_go(self) -> None:
+        """Nobody else holds its number. No checkpoint."""
+
+    def reap(self) -> tuple[int | None, int | None]:
+        """Exit code and signal; none if somebody else took its status."""
+        try:
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            status = None
+        self.abandon()
+        if status is None:
+            return None, None
+        if status.si_code == os.CLD_EXITED:
+            return status.si_status, None
+        return None, status.si_status
+
+    def abandon(self) -> None:
+        """Close what leads to it."""
+        os.close(self._pidfd)
         # We wait past its back (its own wait() reads a lost status as 0): without this it
         # would warn, and go on polling a number that is no longer ours.
         self._popen.returncode = 0
@@ -150,31 +248,24 @@ class Children:
     """The registry of one run of trio; made by current_children()."""
 
     limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STARTERS))
+    # Small parents over programs of operations: part of the child below them, never a child.
+    supervisors: set[int] = attrs.field(factory=set, init=False)
+    operations: set[str] = attrs.field(factory=set, init=False)  # ids of those that run one
     _owned: dict[int, Child] = attrs.field(factory=dict, init=False)
 
-    def start(self, fork: Callable[[], subprocess.Popen[bytes]], owner: Owner) -> Child:
-        """Fork, and own what comes of it. Blocks: for a thread that is not abandoned.
+    def start(self, start: Callable[[], Leader], owner: Owner) -> Child:
+        """Start a program, and own it. Blocks: for a thread that is not abandoned.
 
-        Raises what *fork* raises, and OSError when descriptors have run out; then nothing
-        is left running.
+        Raises what *start* raises; then it must have left nothing running.
         """
-        popen = fork()
-        try:
-            pidfd = os.pidfd_open(popen.pid)
-        except OSError:
-            # It may live for ever and we could not watch it: it must not stay.
-            os.killpg(popen.pid, signal.SIGKILL)
-            popen.wait()
-            raise
-        process = look_up(popen.pid)
-        started = 0 if process is None else process.started
-        child = Child(owner.program, owner.task, owner.critical, popen.pid, started, pidfd, popen)
+        child = Child(owner.program, owner.task, owner.critical, start())
         self._owned[child.pid] = child
         return child
 
     def forget(self, child: Child) -> None:
         """*child* was reaped, or abandoned."""
         self._owned.pop(child.pid, None)
+        self.supervisors.discard(child.leader.supervisor)
 
     def owned(self) -> list[Child]:
         """Who is owned now; safe in any thread, since copying a dict's values is atomic."""
@@ -182,7 +273,7 @@ class Children:
 
     def owns(self, pid: int) -> bool:
         """Whether *pid* is a child with an owner who waits for it."""
-        return pid in self._owned
+        return pid in self._owned or pid in self.supervisors
 
     def end_all(self, number: int = signal.SIGKILL, *, critical: bool = False) -> list[Child]:
         """Signal the groups of all ordinary children, and of critical ones if asked to.
@@ -201,7 +292,7 @@ class Children:
         return [
             Left(process, self._owned.get(process.group))
             for process in descendants_of(os.getpid())
-            if process.alive
+            if process.alive and process.pid not in self.supervisors
         ]
 
 

@@ -7,25 +7,28 @@
    ahead of its deadline: then SIGTERM, and SIGKILL at the deadline.
 3. The whole group gets both, and members that outlive their leader get the same.
 4. The call is over when the program has ended, whoever still holds its output open.
+5. A program of an operation outlives this process, and how it ends is durable all the same
+   (``parent``). A stop ends it by the same rules as any other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import attrs
 import trio
 
-from reconciled.programs.children import Child, Owner, clean_signals, current_children
+from reconciled.programs.children import Child, Leader, Owner, current_children
+from reconciled.programs.launch import Launch, program_environment, why_not_started
 from reconciled.programs.output import Output
+from reconciled.programs.records import Assignment, boot_id
+from reconciled.programs.steps import StepsDamaged, handle_of, read_steps
+from reconciled.programs.supervised import Supervision
 from reconciled.stop import Section, cleanup_scope, covering_section
 
 OUTPUT_LIMIT = 1024 * 1024
@@ -37,8 +40,7 @@ LEAD = 5.0  # seconds between SIGTERM and the deadline of a critical section, at
 # nothing ends; to wait on would only take the rest of the stop down with it.
 KILL_TAKES = 1.0
 
-_NOT_INHERITED = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY")
-_NOT_INHERITED_PREFIXES = ("WATCHDOG_", "LISTEN_")
+__all__ = ["Ended", "Journaled", "ProgramFailed", "program_environment", "run_program"]
 
 _QUOTED_LINES = 3
 _QUOTED_LENGTH = 400
@@ -84,33 +86,35 @@ class Ended:
         return f"{self.program} {how}: {quoted}" if quoted else f"{self.program} {how}, silently"
 
 
-@attrs.frozen
-class _Launch:
-    """What is to be started."""
+class Journaled(Protocol):
+    """What run_program() needs of an operation; see reconciled.api.Operation."""
 
-    arguments: tuple[str, ...]
-    directory: Path | None
-    environment: Mapping[str, str]
-    stdin: bytes
+    @property
+    def id(self) -> str:
+        """The idempotency key."""
 
-    def fork(self, log: Output) -> subprocess.Popen[bytes]:
-        """Start it, in a thread: this blocks until the program is in place of its fork."""
-        with _memory_file(self.stdin) as source, log.writer() as writer, clean_signals():
-            return subprocess.Popen(  # noqa: S603 a list, and no shell: what the author wrote
-                self.arguments,
-                stdin=source,
-                stdout=writer,
-                stderr=writer,
-                cwd=self.directory,
-                env=self.environment,
-                process_group=0,
-            )
+    @property
+    def attempt(self) -> int:
+        """1 for the first one."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of this start of the daemon."""
+
+    @property
+    def last_step(self) -> str:
+        """The last step that is durable."""
+
+    @property
+    def directory(self) -> Path:
+        """``STATE/operations/ID``."""
 
 
-async def run_program(  # noqa: PLR0913 one required argument and one required keyword
+async def run_program(  # noqa: PLR0913 one required argument
     argv: Sequence[str],
     *,
-    output: Path,
+    operation: Journaled | None = None,
+    output: Path | None = None,
     name: str = "",
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
@@ -119,9 +123,11 @@ async def run_program(  # noqa: PLR0913 one required argument and one required k
 ) -> Ended:
     """Run the program *argv* to its end, and tell how it ended; see Ended.check().
 
-    output        directory for its output, made if it lacks: ``operation.directory`` or
+    operation     whose program it is, one at a time: it is started only once that is durable,
+                  goes on where the daemon is killed, and is told its identity (RECONCILED_*)
+    output        directory for its output, made if it lacks; by default the operation's, else
                   ``request.output``; the file in it is NAME.log, and is appended to
-    name          by default the program's file name
+    name          what it does, as in ``apply``; by default the program's file name
     environment   on top of the daemon's own, without what is meant for the daemon alone
     directory     where it runs; argument 0 with a slash is relative to it
     output_limit  bytes of output that are kept, the newest
@@ -131,21 +137,60 @@ async def run_program(  # noqa: PLR0913 one required argument and one required k
     goes on; inside a critical section it runs on until that nears its deadline.
     """
     arguments = _checked(argv)
-    launch = _Launch(arguments, directory, program_environment(environment or {}), stdin)
-    file = output / f"{name or Path(arguments[0]).name}.log"
+    action = name or Path(arguments[0]).name
+    if output is None and operation is None:
+        raise TypeError("run_program() needs to know where output goes: output=request.output")
+    with _programs_of(operation):
+        variables = program_environment({**(environment or {}), **_identity(operation)})
+        launch = Launch(arguments, directory, variables, stdin)
+        place = output or (operation.directory if operation else Path())
+        file = place / f"{action}.log"
+        try:
+            log = Output.open(file, output_limit)
+        except OSError as error:
+            message = f"{arguments[0]}: its output cannot go to {file}: {error.strerror}"
+            raise ProgramFailed(message) from error
+        with contextlib.closing(log):
+            return await _run(launch, log, operation, action)
+
+
+@contextlib.contextmanager
+def _programs_of(operation: Journaled | None) -> Iterator[None]:
+    """Its turn to run a program: what is durable of them has room for one."""
+    running = current_children().operations
+    if operation is None:
+        yield
+        return
+    if operation.id in running:
+        raise RuntimeError(f"operation {operation.id} runs a program already: one at a time")
+    running.add(operation.id)
     try:
-        log = Output.open(file, output_limit)
-    except OSError as error:
-        message = f"{arguments[0]}: its output cannot go to {file}: {error.strerror}"
-        raise ProgramFailed(message) from error
-    with contextlib.closing(log):
-        return await _run(launch, log)
+        yield
+    finally:
+        running.discard(operation.id)
 
 
-async def _run(launch: _Launch, log: Output) -> Ended:
+def _identity(operation: Journaled | None) -> dict[str, str]:
+    """What a program is told about its operation."""
+    if operation is None:
+        return {}
+    try:
+        noted = read_steps(operation.directory)
+    except (StepsDamaged, OSError) as error:
+        raise ProgramFailed(f"which steps are done is unknown: {error}") from error
+    return {
+        "RECONCILED_OPERATION": operation.id,
+        "RECONCILED_ATTEMPT": str(operation.attempt),
+        "RECONCILED_STEP": noted[-1].name if noted else operation.last_step,
+        "RECONCILED_EPOCH": str(operation.epoch),
+        "RECONCILED_HANDLE": handle_of(operation.directory.absolute(), operation.attempt),
+    }
+
+
+async def _run(launch: Launch, log: Output, operation: Journaled | None, action: str) -> Ended:
     section = covering_section()
     began = trio.current_time()
-    child = await _start(launch, log, critical=section is not None)
+    child = await _start(launch, log, _supervision(operation, action, section), section)
     warned = False
     try:
         if section is not None:
@@ -159,6 +204,7 @@ async def _run(launch: _Launch, log: Output) -> Ended:
         kill_at = _kill_at(child, section, warned=warned)
         with trio.CancelScope(deadline=kill_at + KILL_TAKES, shield=True):
             await _end_group(child, log, kill_at)
+            await child.let_go()
         code, number = _release(child)
         log.compact()
     ended = Ended(launch.arguments[0], code, number, trio.current_time() - began, log.tail())
@@ -170,16 +216,36 @@ async def _run(launch: _Launch, log: Output) -> Ended:
     return ended
 
 
-async def _start(launch: _Launch, log: Output, *, critical: bool) -> Child:
+def _supervision(
+    operation: Journaled | None, action: str, section: Section | None
+) -> Supervision | None:
+    if operation is None:
+        return None
+    # Monotonic time of this boot: what the next daemon, and reap, can still make sense of.
+    deadline = None if section is None else time.monotonic() + section.remaining
+    return Supervision(
+        operation.directory.absolute(),
+        Assignment(boot_id(), operation.attempt, action, section is not None, deadline),
+    )
+
+
+async def _start(
+    launch: Launch, log: Output, supervision: Supervision | None, section: Section | None
+) -> Child:
     """Start it in a thread; a cancellation meanwhile is delivered at the next checkpoint."""
     children = current_children()
-    owner = Owner(launch.arguments[0], trio.lowlevel.current_task().name, critical)
+    task = trio.lowlevel.current_task().name
+    owner = Owner(launch.arguments[0], task, section is not None)
+
+    def start() -> Leader:
+        if supervision is None:
+            return launch.start(log)
+        return launch.start_under_parent(log, supervision, children.supervisors)
+
     try:
-        return await trio.to_thread.run_sync(
-            children.start, lambda: launch.fork(log), owner, limiter=children.limiter
-        )
+        return await trio.to_thread.run_sync(children.start, start, owner, limiter=children.limiter)
     except (OSError, ValueError) as error:
-        raise ProgramFailed(_why_not_started(launch, error)) from error
+        raise ProgramFailed(why_not_started(launch, error)) from error
 
 
 async def _until_ended(child: Child, log: Output) -> None:
@@ -237,69 +303,12 @@ def _release(child: Child) -> tuple[int | None, int | None]:
         current_children().forget(child)
 
 
-def program_environment(additions: Mapping[str, str]) -> dict[str, str]:
-    """What a program finds: ours without what is meant for this process alone, and *additions*.
-
-    PATH ends with the directory of ``reconciled``, so that a program can call it back.
-    """
-    environment = {name: value for name, value in os.environ.items() if not _ours_alone(name)}
-    environment.update(additions)
-    path = environment.get("PATH") or os.defpath
-    environment["PATH"] = f"{path}{os.pathsep}{_own_directory()}"
-    return environment
-
-
-def _ours_alone(name: str) -> bool:
-    return name in _NOT_INHERITED or name.startswith(_NOT_INHERITED_PREFIXES)
-
-
-def _own_directory() -> str:
-    # Run as a module, argument 0 is a source file; the script stands beside the interpreter.
-    ours = sys.argv[0] if Path(sys.argv[0]).name == "reconciled" else sys.executable
-    return str(Path(ours).absolute().parent)
-
-
-@contextlib.contextmanager
-def _memory_file(data: bytes) -> Iterator[int]:
-    file = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.lseek(file, 0, os.SEEK_SET)
-        yield file
-    finally:
-        os.close(file)
-
-
 def _checked(argv: Sequence[str]) -> tuple[str, ...]:
     if isinstance(argv, str) or not argv or not argv[0]:
         raise ProgramFailed(
             f"{argv!r} is not a program: write a list of its name and arguments, as in [ls, -l]"
         )
     return tuple(argv)
-
-
-def _why_not_started(launch: _Launch, error: OSError | ValueError) -> str:
-    program = launch.arguments[0]
-    where = launch.directory or Path.cwd()
-    if isinstance(error, ValueError):  # a NUL, a lone surrogate
-        why = str(error)
-    elif not where.is_dir():
-        why = f"its directory {where} does not exist"
-    elif error.errno == errno.ENOENT and "/" not in program:
-        why = "it is not in PATH"
-    elif error.errno == errno.ENOENT and (where / program).exists():
-        why = "the interpreter in its first line does not exist"
-    elif error.errno == errno.ENOENT:
-        why = f"there is no {where / program}"
-    elif error.errno == errno.EACCES:
-        why = f"it is not executable (see chmod +x), or not for us: {where / program}"
-    elif error.errno == errno.ENOEXEC:
-        why = "it is no program; a script begins with a line like #!/bin/sh"
-    else:
-        why = error.strerror or str(error)
-    return f"{program} cannot be started: {why}"
 
 
 def _signal_name(number: int) -> str:

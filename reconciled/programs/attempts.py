@@ -1,0 +1,89 @@
+"""Which attempt of an operation is the current one: the fence before programs of older ones.
+
+1. ``attempt`` holds its number, or "closed" when the operation is over. It is durable before
+   anything of that attempt runs.
+2. It is changed, and steps are noted, under one lock on the operation's directory: whoever is
+   told that a step is durable belonged to the current attempt when it was written.
+
+Nothing heavy is imported here: ``reconciled step`` has 50 ms for everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+ATTEMPT = "attempt"
+CLOSED = "closed"
+
+
+def read_attempt(handle: int) -> str:
+    """The current attempt in the directory *handle*: a number, CLOSED, or empty if none was."""
+    try:
+        file = os.open(ATTEMPT, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=handle)
+    except FileNotFoundError:
+        return ""
+    try:
+        return os.read(file, 64).decode("ascii", "replace").strip()
+    finally:
+        os.close(file)
+
+
+def fence(directory: str | os.PathLike[str], attempt: int) -> None:
+    """Let *attempt* be the current one, durably: programs of others are refused their steps.
+
+    For a thread: it syncs, and waits for a step that is being noted. Raises OSError.
+    """
+    _set_attempt(directory, str(attempt))
+
+
+def close(directory: str | os.PathLike[str]) -> None:
+    """Let no attempt be current any more: the operation is over. Raises OSError.
+
+    Harmless where the directory was never made: then no program of it ever ran.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        _set_attempt(directory, CLOSED)
+
+
+def _set_attempt(directory: str | os.PathLike[str], text: str) -> None:
+    with locked(directory) as handle:
+        before = read_attempt(handle)
+        if before == text:
+            return
+        replace(handle, ATTEMPT, text.encode() + b"\n")
+        if not before:
+            # The first thing in it: its own entry above may be new as well.
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
+
+
+@contextlib.contextmanager
+def locked(directory: str | os.PathLike[str]) -> Iterator[int]:
+    """The directory's descriptor, under its lock. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def replace(handle: int, name: str, data: bytes) -> None:
+    """Replace the file *name* in the directory *handle*, durably. Raises OSError."""
+    temporary = f".{name}.ours"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    file = os.open(temporary, flags, 0o600, dir_fd=handle)
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    os.rename(temporary, name, src_dir_fd=handle, dst_dir_fd=handle)
+    os.fsync(handle)
