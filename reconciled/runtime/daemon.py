@@ -151,7 +151,7 @@ class Daemon:
         async def serve() -> None:
             try:
                 await function(*args)
-            except* Exception as group:
+            except* Exception as group:  # noqa: BLE001 - told, and the code is 1
                 self._crashed(group)
 
         self.host.services.start_soon(serve, name=name)
