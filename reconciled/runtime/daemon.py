@@ -197,6 +197,8 @@ class Daemon:
         name = controller.name
         await self._reconciles.start(controller.hold, name=f"reconciles of {name}")
         self.controllers[name] = controller
+        if self.host.stop.began.is_set():
+            return  # meanwhile: the intake is closing
         # Before the first report: it decides what is held.
         self.permits.look(name)
         self._intake.start_soon(self.host.stop.guard, controller.watch, name=f"intake of {name}")
@@ -291,10 +293,10 @@ class Daemon:
             for name, each in self.controllers.items()
         }
 
-    async def _swap(self, swap: Swap) -> None:
+    async def _swap(self, swap: Swap) -> bool:
         if self.host.stopping:
             self._reload()
-            return
+            return False
         config = swap.prepared.config
         self.logs.set_level(config.log.level)
         self.host.queue.limit = config.limits.concurrency
@@ -303,13 +305,17 @@ class Daemon:
         gone = set(self.controllers) - swap.kept
         for name in sorted(gone):
             self._retire(self.controllers.pop(name))
+            # Backoffs and verdicts too: after a restart nobody would know of them (C13).
+            self.host.queue.drop_lane(name)
         for name in sorted(swap.left):
             self._tell_left(name)
-            self.host.queue.drop_lane(name)
         for stalled in swap.prepared.stalled:
             self._tell_stalled(stalled.config.name, stalled.reason)
         for ready in swap.started:
+            if self.host.stop.began.is_set():
+                break  # the nurseries for it are closing
             await self._start(ready)
+        return True
 
     def _retire(self, controller: Controller) -> None:
         controller.stop.begin("reload")

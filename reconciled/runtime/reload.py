@@ -60,7 +60,8 @@ def _same(old: Ready, new: Ready) -> bool:
 class Reloader:
     """The service that reloads when asked; requests during a reload are one more reload.
 
-    swap is the daemon's: it is called with a configuration that has no problem left.
+    swap is the daemon's: it is called with a configuration that has no problem left, and
+    answers False where a stop came first.
     """
 
     path: Path
@@ -68,7 +69,7 @@ class Reloader:
     log: BoundLog
     config: Config
     running: Callable[[], Mapping[str, Ready]]
-    swap: Callable[[Swap], Awaitable[None]]
+    swap: Callable[[Swap], Awaitable[bool]]
     _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def ask(self) -> None:
@@ -101,7 +102,8 @@ class Reloader:
         for warning in loaded.warnings:
             self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         swap = compare(self.running(), prepared)
-        await self.swap(swap)
+        if not await self.swap(swap):
+            return False
         self.config = prepared.config
         self.log.info(
             "reload.done",
