@@ -79,7 +79,8 @@ def _gone(ended: Ended, now: float) -> None:
     controller.forget(key)
     if controller.desired.removal_ended(key):
         controller.lane.add(key, now, "declared again", Priority.CHANGED)
-    else:
+    elif not controller.stop.began.is_set():
+        # At a reload the successor has the lane, and its own removal of the key to end.
         controller.lane.forget(key)
 
 
