@@ -23,3 +23,11 @@ def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         return function(*args)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The directory of a whole daemon, and the script around it."""
+    from world import World
+
+    return World(tmp_path, monkeypatch)

@@ -1,104 +1,147 @@
-"""``run --once`` as a real process: every key has its turn, then it stops at once, and tells."""
+"""``run --once``: each key has its turn, then the staged stop."""
 
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import attrs
-import pytest
+import trio
+from rig import thing
+from trio.testing import MockClock
+from world import World
 
-pytestmark = pytest.mark.processes
-
-# Less than the default drain of 20 s: to sleep through the drain is a failure.
-BOUND = 15.0
-CONFIG = """\
-state: {here}/state
-plugins: {{directories: [plugins]}}
-controllers:
-  files:
-    reconciler: file
-    watch: [directory: resources]
-    options: {{root: {here}}}
-"""
-STALLED = """\
-  broken:
-    reconciler: broken:Broken
-    watch: [directory: resources]
-"""
+from reconciled.api import Result, after, done, retry, terminal
+from reconciled.core.sources import Unavailable
+from reconciled.runtime.start import DONE, NOT_DONE
 
 
-@attrs.frozen
-class Ran:
-    """How it ended, and what it said."""
+def failing(times: int, reason: str = "no network") -> Any:
+    """An act that fails so often, then is done."""
+    left = times
 
-    code: int
-    lines: list[dict[str, Any]]
+    async def act(_: Any) -> Result:
+        nonlocal left
+        left -= 1
+        return retry(reason) if left >= 0 else done()
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """The lines of event *name*."""
-        return [line for line in self.lines if line["event"] == name]
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """A configuration with one File."""
-    for directory in ("resources", "plugins"):
-        (tmp_path / directory).mkdir()
-    (tmp_path / "reconciled.yaml").write_text(CONFIG.format(here=tmp_path))
-    declare(tmp_path, "good", str(tmp_path / "good.txt"))
-    return tmp_path
+    return act
 
 
-def declare(site: Path, name: str, path: str) -> None:
-    """Declare a file at *path*."""
-    (site / f"resources/{name}.yaml").write_text(
-        f"kind: File\nmetadata: {{name: {name}}}\nspec: {{path: {path}, content: x}}\n"
-    )
+async def test_it_ends_when_every_key_is_done(world: World, autojump_clock: MockClock) -> None:
+    """done(), after() and a success at the third try end it with 0; nobody has to signal."""
+    world.configure("a", "b")
+    world.declared = {"a": [thing("x"), thing("y")], "b": [thing("z")]}
+
+    async def later(_: Any) -> Result:
+        return after("1h")
+
+    world.acts = {"a/y": later, "b/z": failing(2)}
+    async with world.running(once=True) as daemon:
+        await trio.sleep(60)
+        assert world.code == 0
+        assert daemon.signals.stop_at is None
+    assert sorted(world.ran) == ["a/x", "a/y", "b/z", "b/z", "b/z"]
+    assert world.code_of_once == DONE
+    assert world.ended_at < 30
 
 
-def run_once(site: Path) -> Ran:
-    """Run it to its end."""
-    ended = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("reconciled")),
-            *("--config", str(site / "reconciled.yaml"), "run", "--once"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BOUND,
-        check=False,
-    )
-    return Ran(ended.returncode, [json.loads(line) for line in ended.stdout.splitlines()])
+async def test_keys_that_are_not_done_are_named(world: World, autojump_clock: MockClock) -> None:
+    """Three failures in a row and a terminal one end with 4, each key with its reason."""
+    world.configure("a")
+
+    async def never(_: Any) -> Result:
+        return terminal("no such user")
+
+    world.declared["a"] = [thing("good"), thing("bad"), thing("never")]
+    world.acts = {"a/bad": failing(99), "a/never": never}
+    async with world.running(once=True):
+        await trio.sleep(60)
+        assert world.code == 0
+    assert world.ran.count("a/bad") == 3
+    assert world.code_of_once == NOT_DONE
+    told = {line["key"]: line["reason"] for line in world.lines("once.not_done")}
+    assert told == {"a/bad": "no network", "a/never": "no such user"}
 
 
-def test_it_ends_as_soon_as_every_key_is_done(site: Path) -> None:
-    """It waits for no signal, and for no drain, and says once why it stops."""
-    for _ in range(2):  # the second time there is nothing to do
-        ran = run_once(site)
-        assert ran.code == 0, ran.lines
-        assert len(ran.events("stop.began")) == 1
-    assert (site / "good.txt").read_text() == "x"
+async def test_removals_have_their_turn(world: World, autojump_clock: MockClock) -> None:
+    """What the store knows and nobody declares is removed before it ends."""
+    world.configure("a: {reconciler: 'mine:Removing'}")
+    world.declared["a"] = [thing("x"), thing("y")]
+    async with world.running(once=True):
+        await trio.sleep(1)
+    world.declared["a"] = [thing("y")]
+    async with world.running(once=True):
+        await trio.sleep(1)
+        assert world.code == 0
+    assert world.removed == ["a/x"]
+    assert world.code_of_once == DONE
 
 
-def test_it_names_each_key_that_is_not_done(site: Path) -> None:
-    """A key that fails for good gives exit code 4 and its own line; the others are done."""
-    declare(site, "outside", "/outside/of/the/root")
-    ran = run_once(site)
-    assert ran.code == 4, ran.lines
-    assert [line["key"] for line in ran.events("once.not_done")] == ["files/outside"]
-    assert (site / "good.txt").exists()
+async def test_held_removals_are_not_done(world: World, autojump_clock: MockClock) -> None:
+    """Removals that wait for a person end it with 4, each key named."""
+    world.configure("a: {reconciler: 'mine:Removing'}")
+    world.declared["a"] = [thing(f"k{number}") for number in range(8)]
+    async with world.running(once=True):
+        await trio.sleep(1)
+    world.declared["a"] = [thing("k0")]
+    async with world.running(once=True):
+        await trio.sleep(1)
+        assert world.code == 0
+    assert world.removed == []
+    assert world.code_of_once == NOT_DONE
+    assert len(world.lines("once.not_done")) == 7
 
 
-def test_a_stalled_controller_is_not_done(site: Path) -> None:
-    """Keys of a controller that could not be loaded were not looked at: that is not success."""
-    with (site / "reconciled.yaml").open("a") as config:
-        config.write(STALLED)
-    (site / "plugins/broken.py").write_text("import nowhere_to_be_found\n")
-    ran = run_once(site)
-    assert ran.code == 4, ran.lines
-    assert [line["source"] for line in ran.events("once.unread")] == ["controller broken"]
+async def test_a_source_that_cannot_be_read_is_not_done(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """Unavailable, or silent for ten seconds: 4, with the source and why; the others are done."""
+    world.configure("a", "b", "c")
+    world.declared["a"] = [thing("x")]
+
+    async def unavailable(report: Any) -> None:
+        report(Unavailable("it is missing"))
+        await trio.sleep_forever()
+
+    async def silent(_: Any) -> None:
+        await trio.sleep_forever()
+
+    world.lives = {"b": [unavailable], "c": [silent]}
+    async with world.running(once=True):
+        await trio.sleep(30)
+        assert world.code == 0
+    assert world.ran == ["a/x"]
+    assert world.code_of_once == NOT_DONE
+    told = {line["source"]: line["reason"] for line in world.lines("once.unread")}
+    assert told == {
+        "b: source of b": "it is missing",
+        "c: source of c": "has not been read yet",
+    }
+
+
+async def test_a_signal_before_the_end_is_not_done(world: World, autojump_clock: MockClock) -> None:
+    """Stopped from outside, keys that had no turn are named; an interrupted one is no failure."""
+    world.configure("a")
+    world.declared["a"] = [thing("x"), thing("slow")]
+
+    async def hang(_: Any) -> Result:
+        await trio.sleep_forever()
+        return done()
+
+    world.acts["a/slow"] = hang
+    async with world.running(once=True):
+        await trio.sleep(1)
+        assert world.code is None
+        world.signal()
+    assert world.code_of_once == NOT_DONE
+    told = {line["key"]: line["reason"] for line in world.lines("once.not_done")}
+    assert told == {"a/slow": "the stop came first"}
+
+
+async def test_nothing_declared_is_done(world: World, autojump_clock: MockClock) -> None:
+    """Without keys, and without controllers, it ends at once with 0."""
+    world.configure("a")
+    async with world.running(once=True):
+        await trio.sleep(0.1)
+        assert world.code == 0
+    assert world.code_of_once == DONE

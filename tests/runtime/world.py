@@ -1,0 +1,228 @@
+"""A whole daemon in this process: real configuration and plugin files, scripted sources.
+
+What a key does is looked up in ``World.acts`` by ``controller/name``, what a source declares in
+``World.declared`` by controller. The last resort is left out: it ends processes.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from rig import Act, Line, Source, lines_of, logs_to
+
+from reconciled.api import done
+from reconciled.config.load import load
+from reconciled.core.resources import Manifest
+from reconciled.core.sources import Report, Snapshot
+from reconciled.instant import Signals
+from reconciled.journal.store import Store
+from reconciled.runtime import build
+from reconciled.runtime.build import Ready, prepare
+from reconciled.runtime.daemon import Daemon
+from reconciled.runtime.start import _once_code
+
+PLUGIN = """
+import attrs
+from world import World
+from reconciled.api import Reconciler
+
+@attrs.frozen
+class Thing:
+    value: int = 0
+
+class ThingReconciler(Reconciler[Thing]):
+    async def reconcile(self, request):
+        return await World.now.reconcile(self, request)
+
+class Removing(ThingReconciler):
+    async def remove(self, request):
+        return await World.now.remove(self, request)
+"""
+CONFIG = """
+state: {state}
+log: {{level: {level}}}
+limits: {{concurrency: {limit}}}
+stop: {stop}
+plugins: {{directories: [plugins]}}
+controllers:
+{controllers}
+"""
+STOP = "{drain: 10s, critical: 1m, cleanup: 5s}"
+
+
+class NoLastResort:
+    """In place of the thread that ends a hung process."""
+
+    def __init__(self, *_: Any) -> None:
+        self.armed = 0
+
+    def begin(self) -> None:
+        """Watches nothing."""
+
+    def arm(self) -> None:
+        self.armed += 1
+
+    def wake(self) -> None:
+        """Wakes nobody."""
+
+
+@attrs.define(eq=False)
+class World:
+    """The directory of a daemon, and the script of everything around it."""
+
+    root: Path
+    monkeypatch: pytest.MonkeyPatch
+    acts: dict[str, Act] = attrs.field(factory=dict)
+    declared: dict[str, Iterable[Manifest]] = attrs.field(factory=dict)
+    # Lives of the sources of a controller: what its watcher does instead of declaring.
+    lives: dict[str, list[Act]] = attrs.field(factory=dict)
+    sources: dict[str, list[Source]] = attrs.field(factory=dict)
+    ran: list[str] = attrs.field(factory=list)
+    removed: list[str] = attrs.field(factory=list)
+    going: set[str] = attrs.field(factory=set)
+    daemon: Daemon = attrs.field(init=False)
+    code: int | None = attrs.field(default=None, init=False)
+    code_of_once: int | None = attrs.field(default=None, init=False)
+    ended_at: float = attrs.field(default=0.0, init=False)
+
+    now: Any = None  # the world of the present test, for its plugin files
+
+    def __attrs_post_init__(self) -> None:
+        self.monkeypatch.setattr(World, "now", self, raising=False)
+        self.monkeypatch.setattr("reconciled.runtime.daemon.LastResort", NoLastResort)
+        self.monkeypatch.setattr(build, "watchers_of", self.watchers_of)
+        (self.root / "plugins").mkdir(mode=0o755)
+        self.state.mkdir(mode=0o700)
+        self.plugin("mine", PLUGIN)
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "r.yaml"
+
+    def plugin(self, name: str, source: str) -> None:
+        """Write the plugin file *name*."""
+        file = self.root / "plugins" / f"{name}.py"
+        file.write_text(source)
+        file.chmod(0o644)
+
+    def configure(
+        self,
+        *lines: str,
+        state: Path | None = None,
+        level: str = "info",
+        limit: int = 16,
+        stop: str = STOP,
+    ) -> None:
+        """Write the configuration with these controllers, each ``name`` or ``name: {…}``."""
+        controllers = [
+            line if ":" in line else f"{line}: {{reconciler: 'mine:ThingReconciler'}}"
+            for line in lines
+        ]
+        text = "\n".join(
+            f"  {line[:-1]}, watch: [{{directory: {line.partition(':')[0]}}}]}}"
+            for line in controllers
+        )
+        self.config.write_text(
+            CONFIG.format(
+                state=state or self.state, level=level, limit=limit, stop=stop, controllers=text
+            )
+        )
+        self.config.chmod(0o600)
+
+    def watchers_of(self, ready: Ready, *_: Any) -> Iterable[Source]:
+        """In place of build.watchers_of: one scripted source."""
+        name = ready.config.name
+
+        async def declare(report: Callable[[Report], None]) -> None:
+            report(Snapshot(tuple(self.declared.get(name, ())), complete=True))
+            await trio.sleep_forever()
+
+        source = Source(f"source of {name}", lives=self.lives.pop(name, [declare]))
+        self.sources.setdefault(name, []).append(source)
+        return [source]
+
+    async def reconcile(self, _: Any, request: Any) -> Any:
+        """A run, by what acts says."""
+        assert request.key not in self.going, "one key ran twice at once"
+        self.ran.append(request.key)
+        self.going.add(request.key)
+        try:
+            act = self.acts.get(request.key)
+            return done() if act is None else await act(request)
+        finally:
+            self.going.discard(request.key)
+
+    async def remove(self, _: Any, request: Any) -> Any:
+        """A removal, always well."""
+        self.removed.append(request.key)
+        return done()
+
+    def say(self, controller: str, *manifests: Manifest) -> None:
+        """Exactly *manifests* are declared from now on."""
+        self.declared[controller] = manifests
+        running = self.daemon.controllers[controller]
+        running.take(running.watchers[0], Snapshot(manifests, complete=True))
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """As the kernel delivers it."""
+        handler = self.daemon.signals._on_other
+        if number in (signal.SIGTERM, signal.SIGINT):
+            handler = self.daemon.signals._on_stop
+        handler(number, None)
+
+    async def settle(self) -> None:
+        """Until nothing can go on without time passing."""
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def reload(self) -> None:
+        """SIGHUP, and all that follows at once."""
+        self.signal(signal.SIGHUP)
+        await self.settle()
+
+    def lines(self, event: str, **fields: Any) -> list[Line]:
+        """Log lines of *event* with these fields."""
+        return [
+            line
+            for line in lines_of(self.root / "log")
+            if line["event"] == event and fields.items() <= line.items()
+        ]
+
+    @asynccontextmanager
+    async def running(self, *, once: bool = False) -> AsyncIterator[Daemon]:
+        """A daemon that is ready, until the block ends and it has stopped."""
+        loaded = load(self.config, {})
+        logs = logs_to(self.root / "log", loaded.config.log.level)
+        store = Store.open(self.state)
+        self.daemon = Daemon(
+            self.config, {}, prepare(loaded.config), logs, Signals(), store, once=once
+        )
+        self.code = None
+        async with trio.open_nursery() as nursery:
+            ended = trio.Event()
+
+            async def live() -> None:
+                self.code = await self.daemon.run()
+                self.ended_at = trio.current_time()
+                ended.set()
+
+            nursery.start_soon(live, name="daemon")
+            await self.settle()
+            yield self.daemon
+            if not ended.is_set() and self.daemon.signals.stop_at is None:
+                self.signal()
+            await ended.wait()
+            if once:
+                self.code_of_once = _once_code(logs, self.daemon.counted)
+        logs.close()
