@@ -275,6 +275,23 @@ class Daemon:
                 assert not gone, f"it ended before {event} {fields}:\n{self}"
                 self._changed.wait(min(left, 0.5))
 
+    def last(self, event: str) -> Line:
+        """The last line with this event, of a daemon that has ended."""
+        found = self.all(event)
+        assert found, f"no {event}:\n{self}"
+        return found[-1]
+
+    def wait_for_file(self, name: str) -> None:
+        """Wait until it has a file of its state directory open."""
+
+        def opened() -> bool:
+            links = Path(f"/proc/{self.pid}/fd").iterdir()
+            with contextlib.suppress(FileNotFoundError):  # closed while we looked
+                return any(link.readlink() == self.site.state / name for link in links)
+            return False
+
+        wait_until(opened, f"{name} open")
+
     def wait_for_text(self, text: str) -> None:
         """Wait for *text* among what is no line of ours."""
         wait_until(lambda: any(text in line for line in self.other.copy()), text)
