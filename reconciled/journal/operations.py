@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-import enum
 import json
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,76 +20,17 @@ import attrs
 import trio
 
 from reconciled.core.resources import Key
+from reconciled.journal.ids import OperationIds
+from reconciled.journal.records import (
+    Ending,
+    OperationOpen,
+    OperationRecord,
+    OperationUnknown,
+    StepRecord,
+    StepState,
+)
 
-_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's: sorts as its numbers do
-_LENGTH = 26
-_RANDOM_BITS = 80
-
-
-class Ending(enum.Enum):
-    """How an operation was closed. An interrupted one is not closed: it stays open."""
-
-    DONE = "done"
-    FAILED = "failed"
-    ABANDONED = "abandoned"  # without a claim either way
-
-
-class StepState(enum.Enum):
-    """STARTED without DONE: nobody knows whether it took effect."""
-
-    STARTED = "started"
-    DONE = "done"
-
-
-class OperationOpen(Exception):
-    """The key has an open operation already."""
-
-    def __init__(self, record: OperationRecord) -> None:
-        super().__init__(f"{record.key} has the open operation {record.name} ({record.id})")
-        self.record = record
-
-
-class OperationUnknown(Exception):
-    """There is no open operation with this id."""
-
-
-@attrs.frozen
-class StepRecord:
-    """One step: *kind* is pure, idempotent or once; *data* what JSON can express."""
-
-    name: str
-    kind: str
-    state: StepState
-    data: Any = None
-
-
-@attrs.frozen
-class OperationRecord:
-    """An operation as it was begun.
-
-    attempt  1 for the first one
-    epoch    of the start that made it: a target may refuse a lower one
-    pinned   the inputs its recovery works with, as plain data
-    begun    wall time in seconds, for people
-    """
-
-    id: str
-    key: Key
-    name: str
-    attempt: int
-    epoch: int
-    pinned: Any
-    begun: float
-    steps: tuple[StepRecord, ...] = ()
-
-    @property
-    def last_step(self) -> str:
-        """The last step that is done; empty before the first."""
-        return next((s.name for s in self.steps[::-1] if s.state is StepState.DONE), "")
-
-    def step(self, name: str) -> StepRecord | None:
-        """The step *name*, as it was last noted."""
-        return next((step for step in self.steps if step.name == name), None)
+__all__ = ["Ending", "OperationLog", "OperationRecord", "StepState", "VolatileOperations"]
 
 
 class OperationLog(Protocol):
@@ -116,29 +55,6 @@ class OperationLog(Protocol):
 
     def find(self, operation: str) -> OperationRecord | None:
         """The open operation of that id."""
-
-
-@attrs.define(eq=False)
-class OperationIds:
-    """Makes ids: 48 bits of milliseconds and 80 random ones, as 26 characters (a ULID).
-
-    Rising within a process even where the clock stands or goes back: the last time is kept
-    then and the random part counts up.
-    """
-
-    _now: Callable[[], float] = time.time
-    _random: Callable[[int], int] = secrets.randbits
-    _last: int = 0
-
-    def new(self) -> str:
-        """An id above every one before."""
-        fresh = (int(self._now() * 1000) << _RANDOM_BITS) | self._random(_RANDOM_BITS)
-        if fresh >> _RANDOM_BITS > self._last >> _RANDOM_BITS:
-            self._last = fresh
-        else:
-            self._last += 1 + self._random(32)
-        digits = (self._last >> shift & 31 for shift in range(5 * (_LENGTH - 1), -1, -5))
-        return "".join(_ALPHABET[digit] for digit in digits)
 
 
 @attrs.define(eq=False)
@@ -199,7 +115,7 @@ class VolatileOperations:
         try:
             return self._open[operation]
         except KeyError:
-            raise OperationUnknown(f"there is no open operation {operation}") from None
+            raise OperationUnknown(operation) from None
 
 
 def _plain(value: Any) -> Any:

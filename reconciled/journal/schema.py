@@ -41,62 +41,56 @@ class StoreTooNew(Exception):
         )
 
 
+_TABLES = (
+    "meta (name TEXT PRIMARY KEY, value NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID",
+    """applied (key TEXT PRIMARY KEY, kind TEXT NOT NULL, spec TEXT NOT NULL,
+        fingerprint TEXT NOT NULL, base TEXT NOT NULL, at REAL NOT NULL,
+        complete INTEGER NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID""",
+    """sources (controller TEXT NOT NULL, source TEXT NOT NULL, identity TEXT NOT NULL,
+        sum INTEGER NOT NULL, PRIMARY KEY (controller, source)) WITHOUT ROWID""",
+    """operations (id TEXT PRIMARY KEY, key TEXT NOT NULL, body TEXT NOT NULL,
+        sum INTEGER NOT NULL) WITHOUT ROWID""",
+    "states (id TEXT PRIMARY KEY, body TEXT NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID",
+    """steps (operation TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL,
+        sum INTEGER NOT NULL, PRIMARY KEY (operation, name)) WITHOUT ROWID""",
+    """past (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT NOT NULL,
+        ended REAL NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL)""",
+)
+
+
 def _version_1(connection: sqlite3.Connection) -> None:
-    connection.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL)")
-    connection.execute("INSERT INTO meta VALUES ('epoch', 0)")
-    connection.execute(
-        "CREATE TABLE applied (key TEXT PRIMARY KEY, kind TEXT NOT NULL, spec TEXT NOT NULL,"
-        " fingerprint TEXT NOT NULL, base TEXT NOT NULL, at REAL NOT NULL,"
-        " complete INTEGER NOT NULL) WITHOUT ROWID"
-    )
-    connection.execute(
-        "CREATE TABLE sources (controller TEXT NOT NULL, source TEXT NOT NULL,"
-        " identity TEXT NOT NULL, PRIMARY KEY (controller, source)) WITHOUT ROWID"
-    )
+    """Each row ends with a checksum over its table and the columns before it.
+
+    What is open lies apart from the history, so that a start reads and verifies the first alone.
+    """
+    for columns in _TABLES:
+        connection.execute(f"CREATE TABLE {columns}").close()
 
 
 MIGRATIONS: tuple[Migration, ...] = (_version_1,)  # the first makes version 1
 
 
-def open_store(directory: Path, migrations: Sequence[Migration] = MIGRATIONS) -> sqlite3.Connection:
-    """A connection to the store in *directory*, made if missing, with the newest schema.
-
-    It begins and ends no transaction by itself, and may be used from any thread, by one at a
-    time. Raises StoreTooNew or StoreUnusable.
-    """
-    try:
-        _make(directory)
-        _refuse_newer(directory, len(migrations))
-        connection = _connect(directory / FILE)
-        try:
-            _migrate(connection, directory, migrations)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-    except (sqlite3.Error, OSError) as exc:
-        raise StoreUnusable(directory, str(exc)) from exc
+def make_directory(directory: Path) -> None:
+    """Make the store's directory if it is missing, for us alone."""
+    if not directory.exists():
+        directory.mkdir(mode=0o700, exist_ok=True)
+        _sync(directory.parent)
 
 
-def _make(directory: Path) -> None:
-    """Make directory and file, readable by us alone: SQLite's own files take over the mode."""
-    directory.mkdir(mode=0o700, exist_ok=True)
+def make_file(directory: Path) -> None:
+    """Make the database if it is missing, for us alone: SQLite's own files take over the mode."""
     file = directory / FILE
     if not file.exists():
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
-        for place in (directory, directory.parent):
-            handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        _sync(directory)
 
 
-def _refuse_newer(directory: Path, known: int) -> None:
+def refuse_newer(directory: Path, known: int) -> None:
     """Judge the version before a connection exists that could write.
 
     The header is enough as long as each migration ends with a checkpoint of the log, and ours
-    do. For a program that lacks one, the log is looked at too, read-only.
+    do. For a program that lacks one, the log is looked at too, read-only. Raises StoreTooNew,
+    sqlite3.Error, OSError.
     """
     file = directory / FILE
     with file.open("rb") as stream:
@@ -115,46 +109,74 @@ def _refuse_newer(directory: Path, known: int) -> None:
         raise StoreTooNew(directory, found, known)
 
 
-def _connect(file: Path) -> sqlite3.Connection:
-    # autocommit: the transactions are the writer's own. Threads: never two at once.
+def connect(file: Path) -> sqlite3.Connection:
+    """A connection that begins and ends no transaction by itself; for one thread at a time."""
     connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     # Before the first read: an exclusive connection keeps the log's index in its memory, needs
     # no shared memory file, and shuts out whoever opens the store beside us.
-    connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE").close()
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
         connection.close()
         raise sqlite3.OperationalError(f"its journal mode stays {mode}")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA trusted_schema=OFF")
+    connection.execute("PRAGMA synchronous=FULL").close()
+    connection.execute("PRAGMA trusted_schema=OFF").close()
     return connection
 
 
-def _migrate(
-    connection: sqlite3.Connection, directory: Path, migrations: Sequence[Migration]
+def migrate(
+    connection: sqlite3.Connection, directory: Path, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
+    """Bring the schema up to the newest version. Raises sqlite3.Error, OSError."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     for version, migration in enumerate(migrations[found:], start=found + 1):
         if version > 1:
             _copy(connection, directory / f"before-{version}.sqlite")
-        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("BEGIN IMMEDIATE").close()
         try:
             migration(connection)
-            connection.execute(f"PRAGMA user_version={version:d}")
+            connection.execute(f"PRAGMA user_version={version:d}").close()
         except BaseException:
-            connection.execute("ROLLBACK")
+            connection.execute("ROLLBACK").close()
             raise
-        connection.execute("COMMIT")
+        connection.execute("COMMIT").close()
     if found < len(migrations):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def layout(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    """The tables and indexes as the file declares them: to be compared with what was made."""
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    ).fetchall()
+
+
+def expected_layout(migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[str, ...]]:
+    """What layout() has to be after *migrations*."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        for migration in migrations:
+            migration(connection)
+        return layout(connection)
+    finally:
+        connection.close()
 
 
 def _copy(connection: sqlite3.Connection, file: Path) -> None:
     """A copy of the store as it is. One that is there is from a migration that never ended."""
     file.unlink(missing_ok=True)
+    copy_into(connection, file)
+
+
+def copy_into(connection: sqlite3.Connection, file: Path) -> None:
+    """Write what *connection* has to the new *file*, durably. Raises sqlite3.Error, OSError."""
     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    connection.execute("VACUUM INTO ?", (str(file),))
-    handle = os.open(file, os.O_RDONLY)
+    connection.execute("VACUUM INTO ?", (str(file),)).close()
+    _sync(file)
+
+
+def _sync(place: Path) -> None:
+    handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

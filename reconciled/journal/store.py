@@ -1,155 +1,141 @@
-"""The store: what was applied, in SQLite, with one writer that commits for many at once.
+"""The store: what is remembered across starts, in SQLite, with one writer.
 
 1. Exactly one process opens it, the holder of the state lock: SQLite can corrupt a write-ahead
    log that two connections write.
 2. A write that returned is durable (WAL with synchronous=FULL).
-3. Every write goes through the one task ``run()``: all that wait are one transaction, one
-   thread hop and one sync. A caller's error undoes that caller's part alone (a savepoint); an
-   error of the commit fails all of them.
-4. The mirror in memory changes after the commit, in the trio thread, and never without it.
-5. A schema newer than this program is refused before anything is written.
+3. The mirror in memory changes after the commit, in the trio thread, and never without it.
+4. A schema newer than this program is refused before anything is written.
+5. Damage is never repaired by guessing, and never silently: see condition.py.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 
-from reconciled.core.resources import Fingerprint, Key, controller_of
-from reconciled.journal import schema
+from reconciled.core.resources import Fingerprint, Key
+from reconciled.journal.applied import (
+    Applied,
+    read_all_applied,
+    read_applied,
+    read_fingerprints,
+    read_one,
+    write_applied,
+)
+from reconciled.journal.condition import Condition
+from reconciled.journal.meta import write_meta
+from reconciled.journal.opening import Opened, open_directory
+from reconciled.journal.records import OperationRecord, Owned
+from reconciled.journal.reserve import Reserve
+from reconciled.journal.rows import checksum, read_open
+from reconciled.journal.schema import StoreUnusable
+from reconciled.journal.writer import Entry, StoreClosed, Write, WriteFailed, Writer
 
-MOST_AT_ONCE = 500  # writes a transaction: bounds what one failed commit takes with it
-
-_APPLIED = "SELECT key, kind, fingerprint, base, at, complete, spec FROM applied"
-
-Write = Callable[[sqlite3.Connection], Any]
-
-
-class StoreClosed(Exception):
-    """The store takes no more writes: the daemon is at its end."""
-
-
-class WriteFailed(Exception):
-    """A transaction could not be committed; nothing of it is there. str() says why."""
-
-
-@attrs.frozen
-class Applied:
-    """What the store knows about one key.
-
-    fingerprint  of the spec below
-    complete     False from before the first effect of that spec until it was done: some of it
-                 may have been applied
-    base         the directory of the manifest
-    at           wall time of the last change of this row, in seconds, for people
-    """
-
-    key: Key
-    kind: str
-    fingerprint: Fingerprint
-    base: str
-    at: float
-    complete: bool
-    _spec: str
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The last spec, as plain data. Parsed at each call: most are never looked at."""
-        spec: dict[str, Any] = json.loads(self._spec)
-        return spec
-
-
-def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, Applied]:
-    """Everything that a store remembers of *controller*, by key and in order of keys."""
-    rows = connection.execute(
-        f"{_APPLIED} WHERE key > ? AND key < ? ORDER BY key",
-        (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
-    )
-    return {row[0]: _applied(row) for row in rows}
-
-
-def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Applied]]:
-    """Everything that a store remembers, by controller and key."""
-    found: dict[str, dict[Key, Applied]] = {}
-    for row in connection.execute(f"{_APPLIED} ORDER BY key"):
-        found.setdefault(controller_of(row[0]), {})[row[0]] = _applied(row)
-    return found
-
-
-def _applied(row: Sequence[Any]) -> Applied:
-    key, kind, fingerprint, base, at, complete, spec = row
-    return Applied(key, kind, fingerprint, base, at, bool(complete), spec)
-
-
-@attrs.define(eq=False)
-class _Waiting:
-    """One write on its way. failure and value are valid once settled is set."""
-
-    function: Write
-    committed: Callable[[], None]
-    settled: trio.Event = attrs.field(factory=trio.Event)
-    value: Any = None
-    failure: Exception | None = None
+__all__ = [
+    "Applied",
+    "Store",
+    "StoreClosed",
+    "WriteFailed",
+    "read_all_applied",
+    "read_applied",
+]
 
 
 @attrs.define(eq=False)
 class Store:
-    """The open store; made by open().
+    """The open store; made by open(). condition: in which it was found."""
 
-    epoch      rises by one with every open, durably
-    commits    transactions committed since then
-    """
-
-    _connection: sqlite3.Connection
-    epoch: int
+    writer: Writer
+    condition: Condition
     _now: Callable[[], float]
-    commits: int = 0
     # The mirror: what is remembered, so that a run with nothing to do writes nothing.
     _complete: dict[Key, Fingerprint] = attrs.field(factory=dict)
     _begun: dict[Key, Fingerprint] = attrs.field(factory=dict)
     _identities: dict[tuple[str, str], str] = attrs.field(factory=dict)
-    # In order of arrival; a write leaves it only when it is settled.
-    _waiting: list[_Waiting] = attrs.field(factory=list)
-    _arrival: trio.Event = attrs.field(factory=trio.Event)
-    _closed: bool = False
 
     @classmethod
     def open(cls, state: Path, *, now: Callable[[], float] = time.time) -> Store:
         """Open or make ``STATE/store/``, bring its schema up, and begin the next epoch.
 
-        Synchronous, and only for the holder of the state lock. Raises schema.StoreTooNew or
+        Synchronous, and only for the holder of the state lock. A damaged store is set aside: see
+        condition. On a full disk the reserve is given up for it. Raises schema.StoreTooNew or
         schema.StoreUnusable.
         """
-        connection = schema.open_store(state / "store")
+        directory = state / "store"
+        reserve = Reserve(state / "reserve")
+        opened, trouble = _opened(directory, reserve)
         try:
-            return cls._read(connection, now)
+            writer = Writer(opened.connection, directory, opened.meta, reserve, trouble)
+            store = cls(writer, opened.condition, now)
+            store._read(opened.connection)
         except sqlite3.Error as exc:
-            connection.close()
-            raise schema.StoreUnusable(state / "store", str(exc)) from exc
+            opened.connection.close()
+            raise StoreUnusable(directory, str(exc)) from exc
+        return store
 
-    @classmethod
-    def _read(cls, connection: sqlite3.Connection, now: Callable[[], float]) -> Store:
-        connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'epoch'").close()
-        (epoch,) = connection.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-        store = cls(connection, epoch, now)
-        for key, fingerprint, complete in connection.execute(
-            "SELECT key, fingerprint, complete FROM applied"
-        ):
-            mirror = store._complete if complete else store._begun
+    def _read(self, connection: sqlite3.Connection) -> None:
+        for key, fingerprint, complete in read_fingerprints(connection):
+            mirror = self._complete if complete else self._begun
             mirror[key] = fingerprint
         for controller, source, identity in connection.execute(
             "SELECT controller, source, identity FROM sources"
         ):
-            store._identities[controller, source] = identity
-        return store
+            self._identities[controller, source] = identity
+
+    @property
+    def epoch(self) -> int:
+        """Rises by one with every open, durably."""
+        return self.writer.meta.epoch
+
+    @property
+    def commits(self) -> int:
+        """Transactions that changed something since the start."""
+        return self.writer.commits
+
+    @property
+    def unwritable(self) -> str:
+        """Why no new intent is taken now; empty: all is well."""
+        return self.writer.trouble
+
+    @property
+    def degraded(self) -> bool:
+        """Whether it does not know all that was done: from a set-aside until end_degraded()."""
+        return bool(self.writer.meta.degraded)
+
+    @property
+    def degraded_why(self) -> str:
+        """What is missing, for people; empty while it is not degraded."""
+        return self.writer.meta.degraded
+
+    async def end_degraded(self, who: str, why: str) -> None:
+        """Trust it again, by a person's decision; durable when this returns.
+
+        Cancellation as in remember(). Raises StoreClosed.
+        """
+        settled = f"{self._now():.0f} {who}: {why}"
+
+        def write(connection: sqlite3.Connection) -> None:
+            write_meta(connection, meta())
+
+        def meta() -> Any:
+            return attrs.evolve(self.writer.meta, degraded="", settled=settled)
+
+        def committed() -> None:
+            self.writer.meta = meta()
+
+        await self.writer.write(Entry(write, committed, insists=True))
+
+    def open_operations(self) -> list[OperationRecord]:
+        """The open operations, oldest first, from the disk. Synchronous: for the start."""
+        return read_open(self.writer.connection)
 
     def fingerprint(self, key: Key) -> Fingerprint | None:
         """The fingerprint of the spec that was last done; None while another one is begun."""
@@ -165,21 +151,42 @@ class Store:
 
     def applied(self, controller: str) -> dict[Key, Applied]:
         """Everything remembered of *controller*, from the disk. Synchronous: for the start."""
-        return read_applied(self._connection, controller)
+        return read_applied(self.writer.connection, controller)
 
     async def recall(self, key: Key) -> Applied | None:
-        """What is remembered of *key*; read by the writer, whose connection it is."""
-
-        def read(connection: sqlite3.Connection) -> Applied | None:
-            row = connection.execute(f"{_APPLIED} WHERE key = ?", (key,)).fetchone()
-            return None if row is None else _applied(row)
-
-        remembered: Applied | None = await self.write(read)
+        """What is remembered of *key*; as Writer.read(). Raises rows.RowDamaged."""
+        remembered: Applied | None = await self.writer.read(
+            lambda connection: read_one(connection, key)
+        )
         return remembered
 
     def source_identity(self, controller: str, source: str) -> str:
         """The identity that *source* last had; empty if it never had one."""
         return self._identities.get((controller, source), "")
+
+    def owning(self, key: Key, owned: Owned, *, complete: bool) -> tuple[Write, Callable[[], None]]:
+        """What notes *owned* as a part of a transaction, and what has to be called after it.
+
+        Raises TypeError for a spec that JSON cannot express.
+        """
+        applied = Applied(
+            key,
+            owned.kind,
+            owned.fingerprint,
+            owned.base,
+            self._now(),
+            complete,
+            json.dumps(dict(owned.spec)),
+        )
+
+        def committed() -> None:
+            mirror, other = self._complete, self._begun
+            if not complete:
+                mirror, other = other, mirror
+            mirror[key] = owned.fingerprint
+            other.pop(key, None)
+
+        return lambda connection: write_applied(connection, applied), committed
 
     async def remember(  # noqa: PLR0913 - one argument a column
         self,
@@ -196,23 +203,8 @@ class Store:
         Returns when it is durable. Cancelled while it waits, it is written all the same. Raises
         TypeError for a spec that JSON cannot express, WriteFailed, StoreClosed.
         """
-        row = (key, kind, json.dumps(dict(spec)), fingerprint, base, self._now(), complete)
-
-        def committed() -> None:
-            mirror, other = self._complete, self._begun
-            if not complete:
-                mirror, other = other, mirror
-            mirror[key] = fingerprint
-            other.pop(key, None)
-
-        await self._write(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO applied (key, kind, spec, fingerprint, base, at, complete)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                row,
-            ).close(),
-            committed,
-        )
+        owned = Owned(kind, dict(spec), fingerprint, base)
+        await self.writer.write(Entry(*self.owning(key, owned, complete=complete)))
 
     async def forget(self, key: Key) -> None:
         """Forget *key* wholly (invariant 14). Cancellation and errors as in remember()."""
@@ -221,11 +213,13 @@ class Store:
             self._complete.pop(key, None)
             self._begun.pop(key, None)
 
-        await self._write(
-            lambda connection: connection.execute(
-                "DELETE FROM applied WHERE key = ?", (key,)
-            ).close(),
-            committed,
+        await self.writer.write(
+            Entry(
+                lambda connection: connection.execute(
+                    "DELETE FROM applied WHERE key = ?", (key,)
+                ).close(),
+                committed,
+            )
         )
 
     async def set_source_identity(self, controller: str, source: str, identity: str) -> None:
@@ -236,12 +230,15 @@ class Store:
         if self._identities.get((controller, source)) == identity:
             await trio.lowlevel.checkpoint()
             return
-        await self._write(
-            lambda connection: connection.execute(
-                "INSERT OR REPLACE INTO sources (controller, source, identity) VALUES (?, ?, ?)",
-                (controller, source, identity),
-            ).close(),
-            lambda: self._identities.__setitem__((controller, source), identity),
+        columns = (controller, source, identity)
+        await self.writer.write(
+            Entry(
+                lambda connection: connection.execute(
+                    "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?)",
+                    (*columns, checksum("sources", *columns)),
+                ).close(),
+                lambda: self._identities.__setitem__((controller, source), identity),
+            )
         )
 
     async def write(self, function: Write) -> Any:
@@ -251,81 +248,35 @@ class Store:
         given back once it is durable. Its own exception is raised here and undoes its part
         alone. Cancellation and other errors as in remember().
         """
-        return await self._write(function, lambda: None)
+        return await self.writer.write(Entry(function))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The writer. Cancelled, it commits what still waits, closes the store and ends."""
-        limiter = trio.CapacityLimiter(1)
         task_status.started()
-        try:
-            while True:
-                await self._arrival.wait()
-                batch = self._waiting[:MOST_AT_ONCE]
-                await trio.to_thread.run_sync(self._transact, batch, limiter=limiter)
-                self._settle(batch)
-        finally:
-            # Inline, since nothing may be awaited here without a shield: one short transaction.
-            # A thread cannot be at work: it is not abandoned, and a cancellation comes before.
-            self._closed = True
-            while batch := self._waiting[:MOST_AT_ONCE]:
-                self._transact(batch)
-                self._settle(batch)
-            self.close()
+        await self.writer.run()
 
     def close(self) -> None:
-        """Close the connection. For who opened the store and never ran it; harmless twice."""
-        self._closed = True
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        """Close the store. For who opened it and never ran it; harmless twice."""
+        self.writer.close()
 
-    async def _write(self, function: Write, committed: Callable[[], None]) -> Any:
-        if self._closed:
-            raise StoreClosed("the store is closed")
-        entry = _Waiting(function, committed)
-        self._waiting.append(entry)
-        self._arrival.set()
-        await entry.settled.wait()
-        if entry.failure is not None:
-            raise entry.failure
-        return entry.value
 
-    def _settle(self, batch: list[_Waiting]) -> None:
-        """Bring the mirror up to the commit and wake the callers; in the trio thread."""
-        del self._waiting[: len(batch)]
-        if not self._waiting:
-            self._arrival = trio.Event()
-        for entry in batch:
-            if entry.failure is None:
-                entry.committed()
-            entry.settled.set()
+def _opened(directory: Path, reserve: Reserve) -> tuple[Opened, str]:
+    """Open the store, if need be in the room of the reserve; and why no intent is taken yet."""
+    try:
+        opened = open_directory(directory)
+    except StoreUnusable as exc:
+        if not _is_full(exc.__cause__) or not reserve.file.exists():
+            raise
+        reserve.release()
+        opened = open_directory(directory)
+    try:
+        reserve.make()
+    except OSError as exc:
+        return opened, f"no room is left to close what is open: {exc.strerror}"
+    return opened, ""
 
-    def _transact(self, batch: list[_Waiting]) -> None:
-        """Run and commit *batch*. Never raises: what failed stands in its entries."""
-        connection = self._connection
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            for entry in batch:
-                self._part(entry)
-            connection.execute("COMMIT")
-            self.commits += 1
-        except Exception as exc:  # noqa: BLE001 - the writer outlives any write
-            with contextlib.suppress(sqlite3.Error):
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-            for entry in batch:
-                failure = WriteFailed(f"the store could not be written: {exc}")
-                failure.__cause__ = exc
-                entry.failure = failure
 
-    def _part(self, entry: _Waiting) -> None:
-        """One caller's part. Raises only what undid the whole transaction, as a full disk does."""
-        connection = self._connection
-        connection.execute("SAVEPOINT part")
-        try:
-            entry.value = entry.function(connection)
-        except Exception as exc:
-            if not connection.in_transaction:
-                raise
-            connection.execute("ROLLBACK TO part")
-            entry.failure = exc
-        connection.execute("RELEASE part")
+def _is_full(cause: BaseException | None) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciled.core.resources import Key
-from reconciled.journal.operations import (
+from reconciled.journal.ids import OperationIds
+from reconciled.journal.operations import VolatileOperations
+from reconciled.journal.records import (
     Ending,
-    OperationIds,
     OperationOpen,
     OperationUnknown,
     StepState,
-    VolatileOperations,
 )
 
 KEY = Key("site/motd")

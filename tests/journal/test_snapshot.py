@@ -70,7 +70,7 @@ def test_a_copy_that_was_written_into_is_made_again(
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A newer schema and a damaged store have the same errors as at a start."""
     store = Store.open(tmp_path)
-    store._connection.execute("PRAGMA user_version=9")
+    store.writer.connection.execute("PRAGMA user_version=9")
     store.close()
     with pytest.raises(StoreTooNew, match="schema 9"), open_snapshot(tmp_path):
         pass

@@ -16,8 +16,12 @@ import trio.testing
 
 from reconciled.core.resources import Fingerprint, Key, fingerprint_of
 from reconciled.journal import schema
-from reconciled.journal.schema import MIGRATIONS, StoreTooNew, StoreUnusable, open_store
-from reconciled.journal.store import Store, StoreClosed, WriteFailed, read_all_applied
+from reconciled.journal.applied import Applied, read_all_applied, write_applied
+from reconciled.journal.meta import read_meta
+from reconciled.journal.opening import open_directory
+from reconciled.journal.schema import MIGRATIONS, StoreTooNew, StoreUnusable
+from reconciled.journal.store import Store
+from reconciled.journal.writer import StoreClosed, WriteFailed
 
 KEY = Key("site/motd")
 SPEC = {"path": "/etc/motd", "content": "hé"}
@@ -66,7 +70,7 @@ async def test_one_key_and_all_keys_are_recalled(tmp_path: Path) -> None:
         assert found is not None
         assert found.spec == SPEC
         assert await store.recall(Key("site/none")) is None
-        assert read_all_applied(store._connection) == {
+        assert read_all_applied(store.writer.connection) == {
             "other": store.applied("other"),
             "site": {KEY: found},
         }
@@ -92,6 +96,18 @@ async def test_a_begun_spec_hides_the_one_before(tmp_path: Path) -> None:
     again.close()
 
 
+def again_writable(store: Store) -> trio.Event:
+    """Set when a store that had trouble takes everything again."""
+    event = trio.Event()
+
+    def told(trouble: str) -> None:
+        if not trouble:
+            event.set()
+
+    store.writer.on_state = told
+    return event
+
+
 async def test_many_callers_share_a_commit(tmp_path: Path) -> None:
     """Writes that wait together are committed together."""
     store = Store.open(tmp_path)
@@ -113,7 +129,7 @@ async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
 
     def half(connection: sqlite3.Connection) -> None:
-        connection.execute("UPDATE meta SET value = 99 WHERE name = 'epoch'")
+        connection.execute("UPDATE meta SET value = 'mine'")
         raise KeyError("mine")
 
     async def failing() -> None:
@@ -128,10 +144,7 @@ async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
             await trio.testing.wait_all_tasks_blocked()
             await nursery.start(store.run)
         assert store.commits == 1
-        value = await store.write(
-            lambda c: c.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0]
-        )
-        assert value == store.epoch == 1
+        assert (await store.write(read_meta)).epoch == store.epoch == 1
         await end(nursery)
     again = Store.open(tmp_path)
     assert again.all_keys() == {Key("site/a"), Key("site/b")}
@@ -141,6 +154,7 @@ async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
 async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) -> None:
     """What could not be committed is an error for every caller; mirror and writer are sound."""
     store = Store.open(tmp_path)
+    writable = again_writable(store)
     failures = []
 
     async def attempt(key: Key) -> None:
@@ -167,6 +181,7 @@ async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) ->
         assert failures == ["the store could not be written: database or disk is full"] * 2
         assert store.all_keys() == set()
         assert store.commits == 0
+        await writable.wait()
         await remember(store)
         await end(nursery)
     again = Store.open(tmp_path)
@@ -177,15 +192,17 @@ async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) ->
 async def test_a_real_full_disk_fails_the_writes_that_do_not_fit(tmp_path: Path) -> None:
     """SQLite's own "full" reaches the callers, and smaller writes go on afterwards."""
     store = Store.open(tmp_path)
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-    store._connection.execute(f"PRAGMA max_page_count={pages + 8}")
+    (pages,) = store.writer.connection.execute("PRAGMA page_count").fetchone()
+    store.writer.connection.execute(f"PRAGMA max_page_count={pages + 8}")
+    writable = again_writable(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        with pytest.raises((WriteFailed, sqlite3.OperationalError), match="full"):
+        with pytest.raises(WriteFailed, match="full"):
             await store.remember(
                 KEY, "File", {"content": "x" * 200_000}, PRINT, base="/", complete=True
             )
         assert store.all_keys() == set()
+        await writable.wait()
         await remember(store)
         assert store.fingerprint(KEY) == PRINT
         await end(nursery)
@@ -235,7 +252,7 @@ async def test_a_spec_beyond_json_fails_its_caller_only(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     with pytest.raises(TypeError):
         await store.remember(KEY, "File", {"x": object()}, PRINT, base="/", complete=True)
-    assert store._waiting == []
+    assert store.writer.waiting == []
     store.close()
 
 
@@ -302,26 +319,29 @@ def test_a_newer_schema_is_refused_untouched(tmp_path: Path, *, pending: bool) -
     assert after == before
 
 
-def test_what_is_no_database_is_named(tmp_path: Path) -> None:
-    """A store that SQLite does not know is one error with its path and a remedy."""
+def test_what_is_no_database_is_set_aside(tmp_path: Path) -> None:
+    """A store that SQLite does not know is kept as it is, beside a fresh one that says so."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / schema.FILE).write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreUnusable, match="move it away"):
-        Store.open(tmp_path)
+    store = Store.open(tmp_path)
+    assert store.condition.damage == "it is no SQLite database"
+    assert store.condition.aside is not None
+    assert (store.condition.aside / schema.FILE).read_bytes() == b"not a database" * 100
+    assert store.degraded
+    store.close()
 
 
 def test_a_migration_keeps_the_rows_and_a_copy(tmp_path: Path) -> None:
     """The next version starts from the rows of this one; a copy from before lies beside it."""
     store = Store.open(tmp_path)
-    store._connection.execute(
-        "INSERT INTO applied VALUES ('site/a', 'File', '{}', 'f', '/', 1.0, 1)"
-    )
+    row = Applied(Key("site/a"), "File", Fingerprint("f"), "/", 1.0, complete=True, spec="{}")
+    write_applied(store.writer.connection, row)
     store.close()
 
     def version_2(connection: sqlite3.Connection) -> None:
         connection.execute("CREATE TABLE next (id TEXT)")
 
-    connection = open_store(tmp_path / "store", (*MIGRATIONS, version_2))
+    connection = open_directory(tmp_path / "store", (*MIGRATIONS, version_2)).connection
     assert connection.execute("SELECT key FROM applied").fetchall() == [("site/a",)]
     assert connection.execute("PRAGMA user_version").fetchone() == (2,)
     connection.close()
@@ -340,10 +360,10 @@ def test_a_failed_migration_leaves_the_version_before(tmp_path: Path) -> None:
         raise sqlite3.OperationalError("broken")
 
     with pytest.raises(StoreUnusable, match="broken"):
-        open_store(tmp_path / "store", (*MIGRATIONS, broken))
+        open_directory(tmp_path / "store", (*MIGRATIONS, broken))
     store = Store.open(tmp_path)
-    assert store._connection.execute("PRAGMA user_version").fetchone() == (1,)
-    assert store._connection.execute(
+    assert store.writer.connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert store.writer.connection.execute(
         "SELECT count(*) FROM sqlite_master WHERE name = 'half'"
     ).fetchone() == (0,)
     store.close()
@@ -364,12 +384,12 @@ def test_a_hundred_thousand_keys(tmp_path: Path) -> None:
     import tracemalloc
 
     store = Store.open(tmp_path)
-    connection = store._connection
+    connection = store.writer.connection
     connection.execute("BEGIN")
-    connection.executemany(
-        "INSERT INTO applied VALUES (?, 'File', ?, ?, '/etc/x', 1.0, 1)",
-        ((f"site/resource-{n:06}", '{"path": "/etc/x"}', f"{n:032x}") for n in range(100_000)),
-    )
+    for n in range(100_000):
+        key, print_ = Key(f"site/resource-{n:06}"), Fingerprint(f"{n:032x}")
+        row = Applied(key, "File", print_, "/etc/x", 1.0, complete=True, spec='{"path": "/etc/x"}')
+        write_applied(connection, row)
     connection.execute("COMMIT")
     store.close()
     begun = time.process_time()

@@ -1,0 +1,135 @@
+"""Walking a write-ahead log of SQLite: what was committed in it, and whether it is whole.
+
+SQLite takes everything behind the first frame that it dislikes for a tail that never was: one
+flipped bit takes back every transaction behind it without a word.
+
+1. A frame is judged by itself: its checksum continues the one that stands in the frame before.
+2. A bad frame in the last transaction is what an interrupted write leaves: a torn tail.
+   Behind a bad frame, more than the end of that same transaction: damage.
+3. Frames with other salts behind the last one of this log are left over from the log before.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import attrs
+
+HEADER = 32
+FRAME = 24
+_MAGIC_LITTLE, _MAGIC_BIG = 0x377F0682, 0x377F0683
+_FORMAT = 3007000
+_MASK = 0xFFFFFFFF
+
+
+@attrs.frozen
+class Walk:
+    """What a log holds.
+
+    transactions  whole ones, which SQLite will read
+    end           where the last of them ends, in bytes
+    torn          why what follows is no whole transaction; empty: nothing follows
+    damage        why nothing behind ``end`` can be trusted although it was committed; empty: none
+    """
+
+    transactions: int = 0
+    end: int = HEADER
+    torn: str = ""
+    damage: str = ""
+
+
+@attrs.frozen
+class _Frame:
+    number: int  # from 1
+    current: bool  # of this log, by its salts
+    whole: bool
+    commits: bool
+
+
+def walk(log: bytes) -> Walk:
+    """Judge *log*, the whole content of the file; an empty one holds nothing."""
+    if len(log) < HEADER:
+        return Walk(end=0, torn="the log ends inside its header" if log else "")
+    order = _order(log)
+    if order is None:
+        return Walk(damage="the header of the log is damaged")
+    size = _page_size(log)
+    transactions, end, bad = 0, HEADER, 0
+    behind: list[_Frame] = []
+    for frame in _frames(log, order, size):
+        if bad:
+            behind.append(frame)
+        elif not (frame.current and frame.whole):
+            bad = frame.number
+            behind.append(frame)
+        elif frame.commits:
+            transactions += 1
+            end = HEADER + frame.number * (FRAME + size)
+    return _judged(log, transactions, end, behind, size)
+
+
+def _judged(log: bytes, transactions: int, end: int, behind: list[_Frame], size: int) -> Walk:
+    """*behind*: the first frame that is not good, and all that follow."""
+    while behind and not behind[-1].current:
+        behind.pop()  # left over, unless a frame of this log follows
+    if behind:
+        first = behind[0]
+        # What a bad frame says of itself may be what is wrong with it: it counts as the end of
+        # a transaction if it says so and another end follows.
+        ends = [frame for frame in behind if frame.current and frame.commits]
+        begun = f"frame {first.number} of the log is damaged"
+        if len(ends) > 1 or (ends and ends[0] is not behind[-1]):
+            return Walk(transactions, end, damage=f"{begun}, and committed frames follow")
+        return Walk(transactions, end, torn=begun)
+    # A part of a frame at the end is a write that was cut, or left over like whole frames.
+    if (len(log) - HEADER) % (FRAME + size):
+        return Walk(transactions, end, torn="the log ends inside a frame")
+    whole = HEADER + (len(log) - HEADER) // (FRAME + size) * (FRAME + size)
+    if end < whole and _current(log, end, size):
+        return Walk(transactions, end, torn="the last transaction of the log has no end")
+    return Walk(transactions, end)
+
+
+def _current(log: bytes, offset: int, size: int) -> bool:
+    return offset + FRAME + size <= len(log) and log[offset + 8 : offset + 16] == log[16:24]
+
+
+def _order(log: bytes) -> str | None:
+    """The byte order of the checksums (of struct); None if the header is not whole."""
+    magic, version = struct.unpack_from(">II", log)
+    if magic not in (_MAGIC_LITTLE, _MAGIC_BIG) or version != _FORMAT:
+        return None
+    order = ">" if magic == _MAGIC_BIG else "<"
+    found = struct.unpack_from(">II", log, 24)
+    return order if _continued((0, 0), log[:24], order) == found else None
+
+
+def _page_size(log: bytes) -> int:
+    (size,) = struct.unpack_from(">I", log, 8)
+    return 65536 if size == 1 else int(size)
+
+
+def _frames(log: bytes, order: str, size: int) -> Iterator[_Frame]:
+    before = struct.unpack_from(">II", log, 24)
+    step = FRAME + size
+    for number, offset in enumerate(range(HEADER, len(log) - step + 1, step), start=1):
+        _, pages, *_salts, first, second = struct.unpack_from(">6I", log, offset)
+        current = log[offset + 8 : offset + 16] == log[16:24]
+        whole = False
+        if current:  # another log's frames need no look: there may be thousands
+            judged = _continued(before, log[offset : offset + 8], order)
+            body = log[offset + FRAME : offset + step]
+            whole = _continued(judged, body, order) == (first, second)
+        before = (first, second)
+        yield _Frame(number, current, whole, pages != 0)
+
+
+def _continued(before: tuple[int, ...], data: bytes, order: str) -> tuple[int, int]:
+    """SQLite's checksum of *data*, going on from the one *before* it."""
+    s0, s1 = before
+    words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
+    for even, odd in zip(words, words, strict=True):
+        s0 = (s0 + even + s1) & _MASK
+        s1 = (s1 + odd + s0) & _MASK
+    return s0, s1

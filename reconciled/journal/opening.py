@@ -1,0 +1,231 @@
+"""Opening the store's directory, judging it first; closing it; exchanging it for a fresh copy.
+
+1. Nothing is written before the store was judged: files, numbers, structure, and each row that
+   a decision may rest on.
+2. What is damaged is set aside whole, and a fresh store says from its first commit on that it
+   does not know everything.
+3. An exchange is two renames of directories. Between them the copy is complete: an opening that
+   finds no store ends the exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from reconciled.journal import condition, schema
+from reconciled.journal.applied import verify_applied
+from reconciled.journal.condition import Condition, Mark, StoreDamaged
+from reconciled.journal.meta import Meta, read_meta, write_meta
+from reconciled.journal.rows import RowDamaged, read_open
+from reconciled.journal.schema import FILE, MIGRATIONS, Migration, StoreUnusable
+
+# SQLite's codes for a place that refuses us now: nothing is wrong with what is written there.
+_TROUBLE = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_NOLFS,
+    }
+)
+# The history is left out: it decides nothing, and each of its rows is verified when it is read.
+_VERIFIED = ("meta", "applied", "sources", "operations", "states", "steps")
+
+
+@attrs.frozen
+class Opened:
+    """An open store: its connection, its own numbers, and the condition it was in."""
+
+    connection: sqlite3.Connection
+    meta: Meta
+    condition: Condition
+
+
+def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS) -> Opened:
+    """Open or make the store in *directory*, with the newest schema, and begin an epoch.
+
+    Only for the holder of the state lock. A damaged one is set aside and a fresh one made; the
+    condition says so. Raises StoreTooNew, or StoreUnusable where the place refuses us.
+    """
+    try:
+        _end_exchange(directory)
+        try:
+            return _open(directory, migrations, epochs=1)
+        except StoreDamaged as damage:
+            aside = condition.set_aside(directory, str(damage))
+            found = Condition(damage=str(damage), aside=aside)
+        return attrs.evolve(_open(directory, migrations, epochs=1), condition=found)
+    except (sqlite3.Error, OSError, StoreDamaged) as exc:
+        raise StoreUnusable(directory, str(exc)) from exc
+
+
+def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> Opened:
+    schema.make_directory(directory)
+    mark = condition.read_mark(directory)
+    if mark is None:
+        schema.make_file(directory)
+    left = condition.judge_files(directory, mark)
+    with _damage():
+        schema.refuse_newer(directory, len(migrations))
+        condition.cut_tail(directory, left)
+        connection = schema.connect(directory / FILE)
+    try:
+        with _damage():
+            _refuse_nameless(connection)
+            if mark is not None:
+                meta = read_meta(connection)
+                condition.judge_numbers(mark, meta.opened, meta.closed, lost=left.lost)
+                _spare_the_log(connection, meta, mark, len(migrations))
+            schema.migrate(connection, directory, migrations)
+        _verify(connection, migrations)
+        meta = _begin(connection, directory, read_meta(connection), epochs)
+        condition.write_mark(directory, Mark(meta.opened, closed=False))
+    except StoreDamaged:
+        condition.preserve(directory)
+        connection.close()
+        raise
+    except BaseException:
+        connection.close()
+        raise
+    return Opened(connection, meta, Condition(left.warning))
+
+
+def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: int) -> Meta:
+    """The first commit of an opening; in a new store it is the one that makes it a store."""
+    degraded = meta.degraded
+    if not meta.opened and condition.damaged_before(directory):
+        degraded = f"a damaged store was set aside as {directory.name}{condition.ASIDE}…"
+    meta = attrs.evolve(meta, epoch=meta.epoch + epochs, opened=meta.opened + 1, degraded=degraded)
+    with transaction(connection):
+        write_meta(connection, meta)
+    return meta
+
+
+def _refuse_nameless(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0 and schema.layout(connection):
+        raise StoreDamaged("it has tables and no version")
+
+
+def _spare_the_log(connection: sqlite3.Connection, meta: Meta, mark: Mark, newest: int) -> None:
+    """A migration empties the log: say beforehand that nothing is lost by that."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version < newest and not mark.closed:
+        with transaction(connection):
+            write_meta(connection, attrs.evolve(meta, closed=mark.number))
+
+
+def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+    """Read everything that a decision may rest on. Raises StoreDamaged, sqlite3.Error."""
+    with _damage():
+        if schema.layout(connection) != schema.expected_layout(migrations):
+            raise StoreDamaged("its tables are not those that were made")
+        for table in _VERIFIED:
+            (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
+            if found != "ok":
+                raise StoreDamaged(f"table {table}: {' '.join(found.split())}")
+        read_meta(connection)
+        verify_applied(connection)
+        read_open(connection)
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Tell damage from trouble: what SQLite says of the content, and of the place."""
+    try:
+        yield
+    except RowDamaged as exc:
+        raise StoreDamaged(str(exc)) from exc
+    except sqlite3.Error as exc:
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in _TROUBLE:
+            raise
+        raise StoreDamaged(str(exc)) from exc
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the body writes, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE").close()
+    try:
+        yield
+        connection.execute("COMMIT").close()
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK").close()
+        raise
+
+
+def close_directory(connection: sqlite3.Connection, directory: Path, meta: Meta) -> None:
+    """Write the log back, close, and mark the store as closed.
+
+    Raises sqlite3.Error or OSError where that could not be done: nothing is lost by it, the
+    next opening goes on from the log. The connection is closed in any case.
+    """
+    try:
+        with transaction(connection):
+            write_meta(connection, attrs.evolve(meta, closed=meta.opened))
+        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.close()
+    if not busy:
+        condition.write_mark(directory, Mark(meta.opened, closed=True))
+
+
+def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Opened:
+    """Copy the store to new files, sync them, and go on with these.
+
+    For after a failed sync, when nobody knows what of the old files the disk has. Raises
+    sqlite3.Error or OSError: either *connection* is still open and usable, or the store that is
+    there can be opened by reopen().
+    """
+    fresh = directory.with_name(f"{directory.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    schema.copy_into(connection, fresh / FILE)
+    copy = sqlite3.connect(fresh / FILE, isolation_level=None)
+    with contextlib.closing(copy), transaction(copy):
+        write_meta(copy, attrs.evolve(meta, closed=meta.opened))
+    condition.sync(fresh / FILE)
+    condition.write_mark(fresh, Mark(meta.opened, closed=True))
+    for name in sorted(directory.glob("before-*.sqlite")):
+        shutil.copy2(name, fresh)
+    # Before the names change: as it closes it removes its log by name, which is the new one's
+    # afterwards. What it writes while it closes goes to files that are given up.
+    with contextlib.suppress(sqlite3.Error):
+        connection.close()
+    directory.rename(directory.with_name(f"{directory.name}.old"))
+    fresh.rename(directory)
+    condition.sync(directory.parent)
+    return reopen(directory)
+
+
+def reopen(directory: Path) -> Opened:
+    """Open what exchange() left, in the same epoch. Raises as it does, or StoreDamaged."""
+    _end_exchange(directory)
+    return _open(directory, MIGRATIONS, epochs=0)
+
+
+def _end_exchange(directory: Path) -> None:
+    """Bring an exchange that was cut off to one of its ends."""
+    fresh, old = (directory.with_name(f"{directory.name}.{name}") for name in ("new", "old"))
+    if fresh.exists() and old.exists() and not directory.exists():
+        fresh.rename(directory)
+        condition.sync(directory.parent)
+    for rubbish in (fresh, old):
+        if rubbish.exists() and directory.exists():
+            shutil.rmtree(rubbish, ignore_errors=True)
