@@ -83,7 +83,7 @@ class Daemon:
                 await self._work()
                 # Whoever waits for the store or the log has ended: nothing is cut off here.
                 services.cancel_scope.cancel(reason="work has ended")
-        except* Exception as group:
+        except* (Exception, GeneratorExit, SystemExit, KeyboardInterrupt) as group:
             self.logs.log.critical("daemon.crashed", exc_info=group)
             self.ending.crashed = True
         return self.ending.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import trio
 
@@ -27,8 +29,8 @@ class Failure:
 def failure_of(error: BaseException) -> Failure | None:
     """What *error* means for its key; None where it is nothing but a cancellation.
 
-    SystemExit and KeyboardInterrupt from plugin code are that plugin's failure: a library that
-    calls sys.exit() must not end its host. Exceptions that drive coroutines are not ours.
+    SystemExit, KeyboardInterrupt and GeneratorExit from plugin code are that plugin's failure: a
+    library that calls sys.exit() must not end its host.
     """
     rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
     if rest is None:
@@ -36,17 +38,26 @@ def failure_of(error: BaseException) -> Failure | None:
     first: BaseException = rest
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
-    if isinstance(first, GeneratorExit):
-        return None
     if isinstance(first, Terminal | Invalid):
         return Failure(terminal(text_of(first)), first, internal=False)
     if isinstance(first, Overrun):
         return Failure(retry(f"Overrun: {first}"), first, internal=False)
-    if isinstance(first, SystemExit | KeyboardInterrupt):
+    if isinstance(first, SystemExit | KeyboardInterrupt | GeneratorExit):
         reason = f"{text_of(first)}: plugin code raised it, which ends no daemon"
         return Failure(retry(reason), first, internal=False)
     known = isinstance(first, OSError) or type(first).__module__.startswith("reconciled.")
     return Failure(retry(text_of(first)), first, internal=not known)
+
+
+def stray_cancellation(error: BaseException) -> Failure | None:
+    """A cancellation that cancelled nothing: one that plugin code kept, and raised again.
+
+    Let through, it would end every task around it, one after the other, and so the daemon.
+    """
+    if trio.current_effective_deadline() == -math.inf:
+        return None
+    reason = "Cancelled: plugin code raised it outside of the scope that it belongs to"
+    return Failure(retry(reason), error, internal=True)
 
 
 def cancellation_in(error: BaseException) -> BaseException | None:

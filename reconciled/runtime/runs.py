@@ -25,6 +25,7 @@ from reconciled.runtime.outcomes import (
     checked,
     failure_of,
     result_of_cancelled,
+    stray_cancellation,
 )
 from reconciled.runtime.run import Run
 from reconciled.runtime.settling import SUCCESSES, Ended, settle
@@ -55,16 +56,17 @@ async def run(controller: Controller, job: Job, name: str) -> None:
             try:
                 request = await _request(controller, job, number, work, removal=removal)
                 result = done() if request is None else await _attempt(controller, request, removal)
-            except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
-                failure = failure_of(error)
-                if failure is None:
-                    raise
-                if failure.internal:
+            except BaseException as error:  # noqa: ASYNC103, BLE001 - of a plugin
+                cancelled = cancellation_in(error)
+                stray = None if cancelled is None else stray_cancellation(error)
+                failure = failure_of(error) or stray
+                if failure is not None and failure.internal:
                     _tell_internal(controller, host.log.bind(key=key, run=number), failure)
-                if (cancelled := cancellation_in(error)) is not None:
+                if cancelled is not None and stray is None:
                     # Not a failure as well: what cancelled it is the reason that counts.
                     raise cancelled from None  # noqa: ASYNC104 - it is the cancellation itself
-                result = failure.result
+                if failure is not None:
+                    result = failure.result
         if work.scope.cancelled_caught:
             result = result_of_cancelled(work)
     finally:

@@ -146,6 +146,19 @@ class BrokenRepr:
         raise RuntimeError("broken")
 
 
+async def _cancelled_late(_: Any) -> NoReturn:
+    """Keep a cancellation, and raise it where nothing is cancelled any more."""
+    kept: BaseException = ValueError("nothing was kept")
+    with trio.CancelScope() as scope:
+        scope.cancel(reason="to have one")
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as error:
+            kept = error
+            raise
+    raise kept
+
+
 GROUP = ExceptionGroup("several", [ExceptionGroup("inner", [ValueError("deep")]), OSError("wide")])
 OUTSIDE: list[tuple[str, Any, Outcome, str]] = [
     ("exception", raises(ValueError("x is 3")), Outcome.RETRY, "ValueError: x is 3"),
@@ -159,6 +172,8 @@ OUTSIDE: list[tuple[str, Any, Outcome, str]] = [
         Outcome.TERMINAL,
         "no",
     ),
+    ("generator exit", raises(GeneratorExit()), Outcome.RETRY, "GeneratorExit: plugin code"),
+    ("kept cancellation", _cancelled_late, Outcome.RETRY, "Cancelled: plugin code raised it"),
     ("sys.exit", raises(SystemExit(3)), Outcome.RETRY, "SystemExit: 3: plugin code"),
     (
         "KeyboardInterrupt",
