@@ -742,6 +742,28 @@ async def test_c11_a_key_that_wakes_itself_is_named_and_slowed(
         assert made.traces("a") == []
 
 
+async def test_c11_a_key_that_asks_for_no_delay_is_slowed(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """after(0), for ever, is a loop too, though no run of it does anything (C11)."""
+    script = Script()
+    # A virtual clock moves on in an idle loop only: without a bound a failure would hang.
+    left = 10_000
+
+    async def again(_: Any) -> Result:
+        nonlocal left
+        left -= 1
+        await trio.lowlevel.checkpoint()
+        return after(0) if left else done()
+
+    script.acts["a"] = again
+    async with rig(tmp_path, script) as made:
+        made.declare(thing("a"))
+        await trio.sleep(120)
+        assert len(made.lines("reconcile.looping")) == 1
+        assert 20 < len(script.requests) < 40
+
+
 # -- invariant 14 ----------------------------------------------------------------------
 
 
