@@ -134,6 +134,13 @@ async def plan(
     return sorted(planned, key=lambda one: one.key)
 
 
+def _checked(answer: object) -> tuple[Change, ...]:
+    """What plan() returned. Raises TypeError for what is no list of changes."""
+    if isinstance(answer, list | tuple) and all(isinstance(each, Change) for each in answer):
+        return tuple(answer)
+    raise TypeError(f"plan() returned {answer!r:.80}: return a list of Change(action, what)")
+
+
 def _removals(each: Surveyed, only: set[Key]) -> Iterable[Planned]:
     has = hasattr(each.ready.reconciler, "remove")
     for key in (*each.removed, *each.held):
@@ -155,7 +162,7 @@ async def _ask(each: Surveyed, request: Planning) -> Planned:
         return Planned(key, () if same else (change,), unknown=True)
     try:
         with trio.fail_after(TIMEOUT):
-            return Planned(key, tuple(await ask(request)))
+            return Planned(key, _checked(await ask(request)))
     except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
         failure = failure_of(error)
         if failure is None:
