@@ -245,6 +245,8 @@ async def test_a_permit_given_while_nothing_ran_is_used_at_the_start(
     async with world.running():
         await world.settle()
         assert sorted(world.removed) == [f"a/{name}" for name in names[1:]]
+        # Nobody is asked a second time about what has been permitted.
+        assert len(world.lines("removals.held")) == 2
         assert read_held(world.state, "a") is None
 
 

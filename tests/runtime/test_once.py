@@ -42,7 +42,8 @@ async def test_it_ends_when_every_key_is_done(world: World, autojump_clock: Mock
         assert daemon.signals.stop_at is None
     assert sorted(world.ran) == ["a/x", "a/y", "b/z", "b/z", "b/z"]
     assert world.code_of_once == DONE
-    assert world.ended_at < 30
+    # With the last key: there is nothing to drain.
+    assert world.ended_at < 5
 
 
 async def test_keys_that_are_not_done_are_named(world: World, autojump_clock: MockClock) -> None:

@@ -18,6 +18,7 @@ from world import PLUGIN, World
 
 from reconciled.api import Result, done, retry, terminal
 from reconciled.core.stages import Stage
+from reconciled.runtime.controller import Controller
 
 FAST = "{reconciler: 'mine:ThingReconciler', concurrency: 9"
 
@@ -370,6 +371,31 @@ async def test_c13_a_stop_may_meet_a_reload_anywhere(
         await trio.sleep(30)
         assert len(world.ran) == late
     assert world.code == 0, f"seed {seed}"
+
+
+@pytest.mark.parametrize("at", ["a", "b", "c"])
+async def test_c13_a_stop_in_the_midst_of_a_swap(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """When the stop begins while the first, second or last controller starts, none follows it."""
+    world.configure("a", "b", "c")
+    real = Controller.hold
+
+    async def hold(self: Controller, *, task_status: trio.TaskStatus[None]) -> None:
+        if self.name == at:
+            world.signal()
+            for _ in range(20):  # so that whatever closes has closed
+                await trio.lowlevel.checkpoint()
+        await real(self, task_status=task_status)
+
+    async with world.running() as daemon:
+        monkeypatch.setattr(Controller, "hold", hold)
+        world.configure(*(f"{name}: {FAST}}}" for name in "abc"))
+        await world.reload()
+        await trio.sleep(1)
+        assert world.code == 0
+        assert set(daemon.controllers) <= set("abc"[: "abc".index(at) + 1])
+    assert not world.lines("daemon.crashed")
 
 
 def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
