@@ -202,8 +202,12 @@ class Controller:
         if not running and (status is None or now - status.ended > ECHO):
             self.echoes.pop(key, None)
             return False
-        self.echoes[key] = count = self.echoes.get(key, 0) + 1
-        return count > ECHOES
+        self.echoes[key] = self.echoes.get(key, 0) + 1
+        return self.echoing(key)
+
+    def echoing(self, key: Key) -> bool:
+        """Whether the changes of *key* are taken for its own runs' doing."""
+        return self.echoes.get(key, 0) > ECHOES
 
     def _stop_run_of(self, key: Key, reason: str) -> None:
         """The smallest stop: one key's run. It drains, is cancelled, and critical parts end."""

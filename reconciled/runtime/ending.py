@@ -79,8 +79,7 @@ class Ending:
                 where=frames_of(work.task)[:FRAMES],
                 reason="it ignores its cancellation",
             )
-        killed = self.host.children.end_all()
-        self._report(CUT, killed=frozenset(child.pid for child in killed))
+        self._report(CUT, kill=True)
         self.host.logs.close()
         os._exit(CUT)
 
@@ -109,10 +108,7 @@ class Ending:
         for number, at in self.host.signals.received.copy():
             if number in STOPS:
                 self.host.record.heard(number, at)
-        killed = self.host.children.end_all()
-        self._report(
-            HUNG, killed=frozenset(child.pid for child in killed), stacks=blocked.where, hung=True
-        )
+        self._report(HUNG, kill=True, stacks=blocked.where, hung=True)
         logs.close()
         os._exit(HUNG)
 
@@ -120,12 +116,14 @@ class Ending:
         self,
         code: int,
         *,
-        killed: frozenset[int] = frozenset(),
+        kill: bool = False,
         stacks: Sequence[str] = (),
         hung: bool = False,
     ) -> None:
         host = self.host
+        # Looked at before they are killed: how fast they die must not decide who is reported.
         left = host.children.left()
+        killed = frozenset(child.pid for child in host.children.end_all()) if kill else frozenset()
         report = host.record.report(
             code,
             left=left,

@@ -130,6 +130,7 @@ class StopRecord:
 
 def _child(left: Left, killed: frozenset[int]) -> ChildLeft:
     process = left.process
-    fate = Fate.KILLED if process.pid in killed else Fate.LEFT_BEHIND
+    # Leaders and members alike: it is the group that is killed.
+    fate = Fate.KILLED if process.group in killed else Fate.LEFT_BEHIND
     key = left.child.owner.removeprefix("reconcile ") if left.child else ""
     return ChildLeft(process.pid, process.name, fate, key=key)

@@ -111,8 +111,8 @@ def _rest(ended: Ended, now: float) -> float:
     """What the loop detector wants: a key that wakes itself is slowed down, and named."""
     job, controller = ended.job, ended.controller
     host = controller.host
-    again = ended.result.outcome is Outcome.AFTER and ended.result.delay < SOON
-    at_once = job.pending or again
+    # Its own write of its manifest is noticed after the run, and is as good as a wish to run again.
+    at_once = job.pending or 0.0 < ended.result.delay < SOON or controller.echoing(job.key)
     if not (ended.acted or at_once) and not host.loops:
         return 0.0
     ran = Ran(
