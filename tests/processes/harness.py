@@ -260,15 +260,15 @@ class Daemon:
             return [line for line in self.lines if _fits(line, event, fields)]
 
     def wait_for(
-        self, event: str, *, count: int = 1, within: float = PATIENCE, **fields: Any
+        self, event: str, *, nth: int = 1, within: float = PATIENCE, **fields: Any
     ) -> Line:
-        """The line number *count* with this event and these fields, as soon as it is there."""
+        """The line number *nth* with this event and these fields, as soon as it is there."""
         give_up = time.monotonic() + within
         with self._changed:
             while True:
                 found = [line for line in self.lines if _fits(line, event, fields)]
-                if len(found) >= count:
-                    return found[count - 1]
+                if len(found) >= nth:
+                    return found[nth - 1]
                 left = give_up - time.monotonic()
                 gone = not self._reader.is_alive()
                 assert left > 0, f"{event} {fields} not seen within {within:g} s:\n{self}"

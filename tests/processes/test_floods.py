@@ -50,8 +50,7 @@ def test_r2_keys_that_failed_together_come_back_apart(site: Site) -> None:
     for number in range(500):
         site.declare(f"k{number}", do="fail", count=1000)
     daemon = site.started()
-    daemon.wait_for("reconcile.failed", failures=1, count=500)
-    daemon.wait_for("reconcile.failed", failures=2, count=500)
+    daemon.wait_for("probe.run", turn=2, nth=500)
     first = {line["key"]: _moment(line["time"]) for line in daemon.all("probe.run", turn=1)}
     again = {line["key"]: _moment(line["time"]) for line in daemon.all("probe.run", turn=2)}
     waits = [(again[key] - first[key]).total_seconds() for key in first]

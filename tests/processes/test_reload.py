@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import yaml
-from harness import Limits, Site
+from harness import Limits, Site, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -112,7 +112,7 @@ def test_c13_a_running_key_finishes_its_old_run_before_its_new_one(site: Site) -
     site.configure(Limits(drain=0.3, critical=20, cleanup=0.5), level="debug", concurrency=3)
     daemon.send(signal.SIGHUP)
     daemon.wait_for("reload.done", started=["c"])
-    daemon.wait_for("reconcile.started", key="c/held", count=2)
+    daemon.wait_for("reconcile.started", key="c/held", nth=2)
     order = [line["event"] for line in daemon.lines if line.get("key") == "c/held"]
     assert order.index("probe.finished") < len(order) - order[::-1].index("reconcile.started")
     assert order.index("probe.finished") < order.index("reconcile.done")
@@ -133,7 +133,7 @@ def test_c13_a_burst_of_reloads_ends_with_the_last_content(site: Site) -> None:
     config["controllers"]["last"] = more
     site.write(site.config, yaml.safe_dump(config))
     daemon.send(signal.SIGHUP)
-    daemon.wait_for("reload.done", started=["last"])
+    wait_until(lambda: any("last" in each["started"] for each in daemon.all("reload.done")), "last")
     assert daemon.stop().code == 0
 
 

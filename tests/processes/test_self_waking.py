@@ -32,7 +32,7 @@ def test_c11_a_reconciler_that_rewrites_its_own_spec_is_slowed_down(site: Site) 
     looping = daemon.wait_for("reconcile.looping", key="c/a", within=40)
     before = len(daemon.all("reconcile.started", key="c/a"))
     # Rests of 1, 2, 4 s follow: two more runs take seconds, where 20 took a few.
-    daemon.wait_for("reconcile.started", key="c/a", count=before + 2, within=20)
+    daemon.wait_for("reconcile.started", key="c/a", nth=before + 2, within=20)
     assert daemon.stop().code == 0
     assert "does it write what it watches" in looping["reason"]
     assert before <= 30
@@ -46,8 +46,8 @@ def test_c11_a_reconciler_that_differs_from_itself_each_time_is_slowed_down(site
     daemon = site.started()
     daemon.wait_for("reconcile.looping", key="c/a")
     before, cpu = len(daemon.all("reconcile.started")), daemon.cpu()
-    first = daemon.wait_for("reconcile.started", count=before + 1)
-    last = daemon.wait_for("reconcile.started", count=before + 3, within=20)
+    first = daemon.wait_for("reconcile.started", nth=before + 1)
+    last = daemon.wait_for("reconcile.started", nth=before + 3, within=20)
     assert first["time"] < last["time"]
     # Three more runs took 1 + 2 + 4 s.
     assert daemon.cpu() - cpu <= 0.5

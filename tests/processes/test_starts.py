@@ -36,7 +36,7 @@ def test_c05_no_reconcile_starts_after_the_instant(site: Site, turn: int) -> Non
     for number in range(50):
         site.declare(f"k{number}")
     daemon = site.started()
-    daemon.wait_for("reconcile.started", count=200)
+    daemon.wait_for("reconcile.started", nth=200)
     time.sleep(random.Random(seed).uniform(0, 0.3))  # the random instant itself
     stopped = daemon.stop()
     assert stopped.code == 0
