@@ -8,7 +8,7 @@ import os
 import attrs
 import trio
 
-from reconciled.cli.terminal import refuse, say, say_json
+from reconciled.cli.terminal import complain, refuse, say, say_json
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid
@@ -43,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         _print(config.stop, declared)
     for each in too_long:
-        say(f"{each.key} asks for {format_duration(each.seconds)}: longer than stop.critical")
+        complain(f"{each.key} asks for {format_duration(each.seconds)}: longer than stop.critical")
     return DOES_NOT_FIT if too_long else 0
 
 

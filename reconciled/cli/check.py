@@ -57,6 +57,8 @@ def execute(arguments: argparse.Namespace) -> int:
     found = Grades()
     config = _configuration(path, found)
     if config is not None:
+        if arguments.unit is not None:
+            found.warnings.append("--unit has no effect in this version: no unit is looked at")
         prepared = prepare(config)
         _plugins(prepared, found)
         _contents(prepared, found)
@@ -74,7 +76,8 @@ def _configuration(path: Path, found: Grades) -> Config | None:
     except Invalid as invalid:
         syntax = [problem for problem in invalid.problems if _is_syntax(problem)]
         found.note("syntax", syntax)
-        found.note("schema", [each for each in invalid.problems if each not in syntax])
+        schema = [each for each in invalid.problems if each not in syntax]
+        found.note("schema", schema, "ok" if not syntax else "not looked at")
         return None
     found.note("syntax", [])
     found.note("schema", [])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-USAGE, INVALID = 2, 78
+FAILED, USAGE, INTERNAL, INVALID = 1, 2, 70, 78
 
 # Verb, its help, and the module that does it; None: the verb is not built yet.
 VERBS = {
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return step.note_step(given[1])
     try:
-        parsed = _parser().parse_args(given)
+        parsed = _parsed(given)
     except SystemExit as stop:
         # Wrong usage of the daemon counts as configuration: a unit must not restart on it.
         if stop.code == USAGE and "run" in given:
@@ -66,11 +66,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     module = importlib.import_module(f"reconciled.cli.{VERBS[parsed.verb][1]}")
     try:
-        return int(module.execute(parsed))
+        code = int(module.execute(parsed))
+        if sys.stdout is not None:
+            # Here, where it can still be said: at its end the interpreter would only curse.
+            sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # The reader of our output has left, as in ``| head``.
         sys.stdout = None
         return 141
+    except OSError as error:
+        # A full disk, a directory that may not be read: nobody needs a traceback for these.
+        sys.stdout = None
+        if sys.stderr is not None:
+            sys.stderr.write(f"reconciled {parsed.verb}: {error}\n")
+        return FAILED if parsed.verb == "run" else INTERNAL
+
+
+def _parsed(given: list[str]) -> argparse.Namespace:
+    """The arguments. Those of a verb that is not built yet are taken whatever they are."""
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown and parsed.verb not in NOT_BUILT:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     added["check"].add_argument(
         "--strict", action="store_true", help="warnings count as problems too"
+    )
+    added["check"].add_argument(
+        "--unit", metavar="NAME", help="not built yet: the unit's limits are not looked at"
     )
     added["plan"].add_argument("keys", nargs="*", metavar="KEY", help="only these")
     for name in ("check", "plan", "budget"):
