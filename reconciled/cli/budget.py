@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+from functools import partial
 
 import attrs
 import trio
 
-from reconciled.cli.terminal import complain, refuse, say, say_json
+from reconciled.cli.terminal import complain, refuse, say, say_json, tell_trouble
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.core.stages import LAST_RESORT, StopLimits
-from reconciled.runtime.build import prepare
+from reconciled.runtime.build import prepared_whole
 from reconciled.runtime.survey import Surveyed, survey
 
 DOES_NOT_FIT = 1
@@ -33,10 +35,13 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the stages and the declared budgets."""
     try:
         config = load(find_config(arguments.config, os.environ), os.environ).config
+        prepared = prepared_whole(config)
     except Invalid as invalid:
         return refuse(invalid)
-    prepared = prepare(config)
-    declared = declared_budgets(trio.run(survey, prepared, {}))
+    # Also those that do not fit: to name them is what this is for.
+    surveyed = trio.run(partial(survey, prepared, {}, critical=math.inf))
+    tell_trouble(prepared, surveyed)
+    declared = declared_budgets(surveyed)
     too_long = [each for each in declared if each.seconds > config.stop.critical]
     if arguments.json:
         say_json(_as_data(config.stop, declared))
@@ -88,7 +93,7 @@ def _print(limits: StopLimits, declared: list[Declared]) -> None:
             say(f"  {format_duration(each.seconds):>8}  {each.key}")
         if len(declared) > SHOWN:
             say(f"  … and {len(declared) - SHOWN} more")
-        needed = declared[0].seconds + limits.cleanup + LAST_RESORT
+        needed = min(declared[0].seconds, limits.critical) + limits.cleanup + LAST_RESORT
         say(f"With these, a stop needs at most {format_duration(needed)}.")
     else:
         say("No manifest declares a critical budget.")

@@ -17,12 +17,13 @@ from reconciled.cli.terminal import (
     refuse,
     say,
     say_json,
+    tell_trouble,
 )
 from reconciled.config.load import find_config, load
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.observe.logs import configure
-from reconciled.runtime.build import Prepared, prepared_whole
+from reconciled.runtime.build import prepared_whole
 from reconciled.runtime.planning import Planned, plan
 from reconciled.runtime.survey import Surveyed, survey
 
@@ -54,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     surveyed, planned = trio.run(look)
     logs.close()
-    unread = _tell_trouble(prepared, surveyed)
+    unread = tell_trouble(prepared, surveyed)
     missing = sorted(set(arguments.keys) - {each.key for each in planned})
     for key in missing:
         complain(f"{key}: is neither declared nor applied")
@@ -65,17 +66,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if unread or missing or any(each.error for each in planned):
         return ERROR
     return CHANGES if any(each.changes for each in planned) else NOTHING
-
-
-def _tell_trouble(prepared: Prepared, surveyed: list[Surveyed]) -> bool:
-    """What keeps the plan from being whole."""
-    lines = [f"controller {one.config.name} stalls: {one.reason}" for one in prepared.stalled]
-    for each in surveyed:
-        lines += [f"{source} cannot be read: {why}" for source, why in each.unavailable.items()]
-        lines += [str(problem) for problem in each.problems]
-    for line in lines:
-        complain(line)
-    return bool(lines)
 
 
 def _print(planned: list[Planned]) -> None:

@@ -13,6 +13,8 @@ from reconciled.core.resources import Key
 from reconciled.journal.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.snapshot import open_snapshot
 from reconciled.journal.store import Applied, read_all_applied
+from reconciled.runtime.build import Prepared
+from reconciled.runtime.survey import Surveyed
 
 INVALID = 78
 
@@ -37,6 +39,17 @@ def refuse(invalid: Invalid) -> int:
     for problem in invalid.problems:
         complain(str(problem))
     return INVALID
+
+
+def tell_trouble(prepared: Prepared, surveyed: list[Surveyed]) -> bool:
+    """Print what keeps a survey from being whole; whether anything does."""
+    lines = [f"controller {one.config.name} stalls: {one.reason}" for one in prepared.stalled]
+    for each in surveyed:
+        lines += [f"{source} cannot be read: {why}" for source, why in each.unavailable.items()]
+        lines += [str(problem) for problem in each.problems]
+    for line in lines:
+        complain(line)
+    return bool(lines)
 
 
 def applied_below(state: Path) -> dict[str, dict[Key, Applied]]:
@@ -67,4 +80,5 @@ __all__ = [
     "refuse",
     "say",
     "say_json",
+    "tell_trouble",
 ]

@@ -43,16 +43,22 @@ class Surveyed:
 
 
 async def survey(
-    prepared: Prepared, applied: Mapping[str, Mapping[Key, Applied]]
+    prepared: Prepared,
+    applied: Mapping[str, Mapping[Key, Applied]],
+    *,
+    critical: float | None = None,
 ) -> list[Surveyed]:
-    """Read every declaring source of every controller once. *applied* by controller."""
+    """Read every declaring source of every controller once. *applied* by controller.
+
+    Manifests that ask for more than *critical* seconds are problems; by default the configured.
+    """
+    limit = prepared.config.stop.critical if critical is None else critical
     return [
-        await _one(prepared, ready, applied.get(ready.config.name, {})) for ready in prepared.ready
+        await _one(ready, applied.get(ready.config.name, {}), limit) for ready in prepared.ready
     ]
 
 
-async def _one(prepared: Prepared, ready: Ready, applied: Mapping[Key, Applied]) -> Surveyed:
-    critical = prepared.config.stop.critical
+async def _one(ready: Ready, applied: Mapping[Key, Applied], critical: float) -> Surveyed:
     watchers = [each for each in watchers_of(ready, lambda: critical) if each.declares]
     removals = ready.config.removals
     desired = Desired(
