@@ -64,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
         _contents(prepared, found)
     bad = bool(found.problems) or (arguments.strict and bool(found.warnings))
     if arguments.json:
-        _print_json(found)
+        _print_json(found, bad=bad)
     else:
         _print(path, found, bad=bad)
     return INVALID if bad else 0
@@ -185,10 +185,10 @@ def _print(path: Path, found: Grades, *, bad: bool) -> None:
     say(f"{path} is {'not valid' if bad else 'valid'}.")
 
 
-def _print_json(found: Grades) -> None:
+def _print_json(found: Grades, *, bad: bool) -> None:
     say_json(
         {
-            "valid": not found.problems,
+            "valid": not bad,
             "grades": found.grades,
             "problems": [
                 {
