@@ -22,6 +22,7 @@ VERBS = {
     "plan": ("show what would be done, without effects", "plan"),
     "budget": ("show how long a stop may take", "budget"),
     "allow": ("permit the removals of a controller that are held", "allow"),
+    "reap": ("end what a dead daemon left running", "reap"),
     "step": ("note a step of the operation that runs the calling program", "step"),
 }
 NOT_BUILT = {
@@ -119,6 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("check", "plan", "budget"):
         added[name].add_argument("--json", action="store_true", help="for programs")
     added["allow"].add_argument("controller", metavar="CONTROLLER")
+    added["reap"].add_argument(
+        "--wait", default="10m", metavar="TIME", help="for a critical program, at most (10m)"
+    )
+    added["reap"].add_argument(
+        "--term", default="30s", metavar="TIME", help="from SIGTERM to SIGKILL (30s)"
+    )
+    added["reap"].add_argument("--state", metavar="DIRECTORY", help="else $STATE_DIRECTORY")
     added["step"].add_argument("name", metavar="NAME")
     for name, text in NOT_BUILT.items():
         verb = verbs.add_parser(name, help=f"{text} (not built yet)")

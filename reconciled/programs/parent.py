@@ -4,8 +4,8 @@ Run by its path, in a group of its own: ``python -I -S -E parent.py ORDER SOCKET
 descriptors. The order comes as marshalled plain data from the same interpreter; the socket
 leads to the daemon, and its end of file means that the daemon is gone.
 
-1. The program is executed only once its identity is durable in ``child``, and only while the
-   daemon that wants it lives.
+1. The program is executed only once its identity is durable in ``child``, and the daemon that
+   wants it, which is told of it, has said so.
 2. How it ended is durable in ``end`` before anybody is told; where that cannot be written, the
    daemon is told at once and the writing is tried on.
 3. The ended program is not reaped before its group is dealt with: until then it holds the
@@ -51,14 +51,16 @@ def main() -> int:
     mine = b'"parent": {"pid": %d, "started": %d}' % (posix.getpid(), _started(b"self"))
     try:
         _write_durably(directory, "child", record + b", " + mine + b"}\n")
+        _sync_above(directory)
     except OSError as error:
         return _not_started(pid, go, daemon, b"X %d" % (error.errno or 0))
-    if _gone(daemon):
+    _tell(daemon, b"P %d %d" % (pid, started))
+    if _ask(daemon) != b"g":
         return _not_started(pid, go, daemon, b"")
     _tell(go, b"g")
     posix.close(go)
     why = posix.read(failed, 16) or b"0"
-    _tell(daemon, b"S %d %d %s" % (pid, started, why))
+    _tell(daemon, b"S " + why)
     _watch(pid, directory, daemon, record)
     return 0
 
@@ -136,11 +138,13 @@ def _watch(pid: int, directory: int, daemon: int, record: bytes) -> None:
     while not durable and not _heard(daemon) and time.monotonic() < until:
         time.sleep(_PAUSE)
         durable = _try_end(directory, record + fields)
-    if _ask(daemon) != b"r":
+    alone = _ask(daemon) != b"r"
+    if alone:
         _end_group(pid, _signal.SIGTERM, GRACE)
     _end_group(pid, _signal.SIGKILL, 1.0)
     posix.waitpid(pid, 0)
-    while not durable and time.monotonic() < until:
+    # A daemon that lives has the end in its own journal.
+    while alone and not durable and time.monotonic() < until:
         time.sleep(1)
         durable = _try_end(directory, record + fields)
 
@@ -165,6 +169,13 @@ def _write_durably(directory: int, name: str, data: bytes) -> None:
         posix.close(file)
     posix.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     posix.fsync(directory)
+
+
+def _sync_above(directory: int) -> None:
+    """The directory itself may be new."""
+    above = posix.open("..", posix.O_RDONLY | posix.O_DIRECTORY, dir_fd=directory)
+    posix.fsync(above)
+    posix.close(above)
 
 
 def _started(who: bytes) -> int:
@@ -214,21 +225,8 @@ def _heard(daemon: int) -> bool:
     return bool(select.select([daemon], [], [], 0)[0])
 
 
-def _gone(daemon: int) -> bool:
-    """Whether the daemon is gone; before the start it says nothing."""
-    posix.set_blocking(daemon, False)
-    try:
-        return posix.read(daemon, 1) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    finally:
-        posix.set_blocking(daemon, True)
-
-
 def _ask(daemon: int) -> bytes:
-    """What the daemon says about the ended program; empty when it is gone."""
+    """What the daemon says next; empty when it is gone."""
     try:
         return posix.read(daemon, 16)
     except OSError:

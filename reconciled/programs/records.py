@@ -7,6 +7,7 @@ sees the old or the new one. What cannot be read is damage, and never means "nob
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def write_end(directory: Path, end: EndRecord) -> None:
     data.update(data.pop("assignment"))
     with locked(directory) as handle:
         replace(handle, END, json.dumps(data).encode() + b"\n")
+        os.fsync(handle)
 
 
 def _assignment(data: dict[str, Any]) -> Assignment:

@@ -13,18 +13,17 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 import trio
 
 from reconciled.programs import parent
-from reconciled.programs.attempts import fence
+from reconciled.programs.attempts import announce
 from reconciled.programs.processes import look_up
 from reconciled.programs.records import Assignment, Damaged, Identity, read_end
 
@@ -149,7 +148,7 @@ def start(
     Raises OSError, with the program's own error number where that could not be executed.
     """
     try:
-        fence(supervision.directory, supervision.assignment.attempt)
+        announce(supervision.directory, supervision.assignment.attempt)
     except OSError as error:
         raise _not_noted(supervision.directory, error) from error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -167,30 +166,30 @@ def start(
         # Closed first, the socket makes it go; what it has forked is not executed then.
         failing.callback(popen.wait)
         failing.callback(ours.close)
-        pid, started = _hear(ours, supervision.directory)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            # It may live for ever and we could not watch it: it must not stay. The small
-            # parent has not been let go, so that the number is still the program's.
-            os.killpg(pid, signal.SIGKILL)
-            raise
+        pid, started = map(int, _hear(ours, b"P", supervision.directory))
+        pidfd = os.pidfd_open(pid)  # it waits for our word, or for the end of the socket
+        failing.callback(os.close, pidfd)
+        with contextlib.suppress(OSError):  # its end is told by what comes, or does not
+            ours.send(b"g")
+        why = int(next(_hear(ours, b"S", supervision.directory), 0))
+        if why:
+            raise OSError(why, os.strerror(why))
         failing.pop_all()
         return SupervisedLeader(pid, started, supervision, popen, pidfd, ours)
 
 
-def _hear(ours: socket.socket, directory: Path) -> tuple[int, int]:
-    """The identity of the started program."""
+def _hear(ours: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
+    """The numbers that come with message *wanted*."""
     message = ours.recv(_MESSAGE)
     kind, *numbers = message.split() or [b""]
     if kind == b"X":
         raise _not_noted(directory, OSError(int(numbers[0]), os.strerror(int(numbers[0]))))
-    if kind != b"S":
-        raise OSError("the process that should note its end was ended before it began")
-    pid, started, error = map(int, numbers)
-    if error:
-        raise OSError(error, os.strerror(error))
-    return pid, started
+    if kind != wanted:
+        # Ended before the program was let go, or by that very program: only then it runs.
+        if wanted == b"P":
+            raise OSError("the process that should note its end was ended before it began")
+        return iter(())
+    return iter(numbers)
 
 
 def _not_noted(directory: Path, error: OSError) -> OSError:

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from reconciled.core.stages import StopLimits
-from reconciled.programs import Ended, ProgramFailed, program_environment, run_program
+from reconciled.programs import Ended, ProgramFailed, program_environment
+from reconciled.programs import run_program as run_alone
 from reconciled.programs.children import current_children
 from reconciled.programs.processes import everybody, look_up
 from reconciled.stop import Overrun, Stop, Work
 
+sys.path.insert(0, str(Path(__file__).parent))
+from operations import made
+
 pytestmark = pytest.mark.processes
+
+run_program: Any = run_alone
+
+
+@pytest.fixture(autouse=True, params=["alone", "of an operation"])
+def run_as(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every rule here holds for a program by itself, and for one under a small parent."""
+    if request.param == "alone":
+        return
+    places = (tmp_path_factory.mktemp("operations") / str(n) for n in itertools.count())
+
+    async def of_an_operation(argv: Sequence[str], **options: Any) -> Ended:
+        return await run_alone(argv, operation=made(next(places)), **options)
+
+    request.getfixturevalue("monkeypatch").setitem(globals(), "run_program", of_an_operation)
+
 
 # Ignores SIGTERM, and says when it has got so far.
 STUBBORN = "trap '' TERM; touch ready; while :; do sleep 0.05; done"

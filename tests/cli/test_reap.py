@@ -1,0 +1,234 @@
+"""Rules of ``reconciled reap``, with real programs whose daemon was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
+from operations import end_all_of, start_host, wait_for
+
+from reconciled.cli.main import main
+from reconciled.journal.lock import StateLock
+from reconciled.programs.processes import look_up
+from reconciled.programs.reaper import Reaper, members_of
+from reconciled.programs.records import ChildRecord, read_child, read_end
+
+pytestmark = pytest.mark.processes
+
+ENDS_ON_WORD = "touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 6"
+STUBBORN = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """A state directory; what a failed test left running for it is ended."""
+    tmp_path.chmod(0o700)
+    yield tmp_path
+    for directory in (tmp_path / "operations").glob("*"):
+        end_all_of(directory)
+
+
+def left_behind(state: Path, script: str, *, budget: float = 0, name: str = "01TEST") -> Path:
+    """The operation whose program runs *script* and has lost its daemon."""
+    directory = state / "operations" / name
+    (state / "ready").unlink(missing_ok=True)
+    host = start_host(directory, script, where=state, budget=budget)
+    wait_for((state / "ready").exists)
+    host.kill()
+    host.wait()
+    return directory
+
+
+def child_of(directory: Path) -> ChildRecord:
+    record = read_child(directory)
+    assert record is not None
+    return record
+
+
+def alive(pid: int) -> bool:
+    process = look_up(pid)
+    return process is not None and process.alive
+
+
+def reap(state: Path, *options: str) -> int:
+    return main(["reap", "--state", str(state), *options])
+
+
+def test_nothing_left(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing was left it says nothing; no state directory at all is no fault either."""
+    assert reap(state) == 0
+    assert reap(state / "never made") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_living_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While a daemon holds the state directory nothing is touched: 75."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    lock = StateLock.acquire(state)
+    try:
+        assert reap(state) == 75
+    finally:
+        lock.release()
+    assert alive(child_of(directory).program.pid)
+    assert "is held by process" in capsys.readouterr().err
+
+
+def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An ordinary program gets SIGTERM at once; that it ends by it is no force: 0, and recorded."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    began = time.monotonic()
+    assert reap(state) == 0
+    assert time.monotonic() - began < 5
+    end = read_end(directory)
+    assert end is not None
+    assert (end.code, end.signal) == (None, signal.SIGTERM)
+    assert not alive(child_of(directory).parent.pid)
+    assert capsys.readouterr().err == ("reconciled reap: apply of operation 01TEST gets SIGTERM\n")
+
+
+def test_stubborn_program_is_killed(state: Path) -> None:
+    """One that ignores SIGTERM gets SIGKILL after --term, and the exit code says so: 3."""
+    directory = left_behind(state, STUBBORN)
+    assert reap(state, "--term", "300ms") == 3
+    end = read_end(directory)
+    assert end is not None
+    assert end.signal == signal.SIGKILL
+
+
+def test_critical_program_is_waited_for(state: Path) -> None:
+    """A critical program goes on within its budget, and its own end is recorded: 0."""
+    directory = left_behind(state, f"({ENDS_ON_WORD})", budget=30)
+    started = subprocess.Popen(["sh", "-c", f"sleep 0.5; touch {state}/go"])
+    assert reap(state) == 0
+    started.wait()
+    end = read_end(directory)
+    assert end is not None
+    assert (end.code, end.signal) == (6, None)
+
+
+@pytest.mark.parametrize(("budget", "wait"), [(1.5, "10m"), (60, "500ms")])
+def test_critical_program_past_its_time(state: Path, budget: float, wait: str) -> None:
+    """A critical program gets what is left of its budget and --wait at most; then 3: it was cut."""
+    directory = left_behind(state, ENDS_ON_WORD, budget=budget)
+    began = time.monotonic()
+    assert reap(state, "--wait", wait) == 3
+    assert time.monotonic() - began < 5
+    end = read_end(directory)
+    assert end is not None
+    assert end.signal == signal.SIGTERM
+
+
+def test_all_at_once(state: Path) -> None:
+    """Several programs have their time side by side: two stubborn ones take no longer than one."""
+    for name in ("01A", "01B", "01C"):
+        left_behind(state, STUBBORN, name=name)
+    began = time.monotonic()
+    assert reap(state, "--term", "1s") == 3
+    assert time.monotonic() - began < 2.5
+
+
+def test_end_is_noted_for_a_dead_parent(state: Path) -> None:
+    """Where the small parent was killed too, what was ended here is recorded here."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    os.kill(child_of(directory).parent.pid, signal.SIGKILL)
+    assert reap(state) == 0
+    end = read_end(directory)
+    assert end is not None
+    assert (end.signal, end.by) == (signal.SIGTERM, "reap")
+
+
+def test_damaged_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is signalled on a guess: an operation with a damaged record is named, and left."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    pid = child_of(directory).program.pid
+    (directory / "child").write_text("{")
+    assert reap(state) == 0
+    assert alive(pid)
+    assert "operation 01TEST is left alone: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["reap"], "no state directory: write --state DIRECTORY"),
+        (["reap", "--state", "/", "--wait", "10"], "'10' is not a duration"),
+    ],
+)
+def test_usage(
+    arguments: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Wrong usage is 2, with what to write instead."""
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_state_of_the_service_manager(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --state it takes $STATE_DIRECTORY, and needs no configuration."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    monkeypatch.setenv("STATE_DIRECTORY", f"{state}:/elsewhere")
+    monkeypatch.setenv("RECONCILED_CONFIG", "/no/such/file")
+    assert main(["reap"]) == 0
+    assert read_end(directory) is not None
+
+
+def test_no_trio(state: Path) -> None:
+    """It imports no trio: it has to work where hardly anything does."""
+    script = (
+        "import sys; from reconciled.cli import main;"
+        f" code = main(['reap', '--state', {str(state)!r}]); print(code, 'trio' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "False"]
+
+
+# -- the unit's control group --------------------------------------------------
+
+
+def a_group(state: Path, pids: list[int]) -> Path:
+    """What the kernel shows of a control group with *pids* in a leaf of it."""
+    leaf = state / "group" / "main"
+    leaf.mkdir(parents=True)
+    (state / "group" / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    (leaf / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+    return state / "group"
+
+
+def test_strays_are_ended(state: Path) -> None:
+    """What else is in the unit's group is ended at once, and killed after --term."""
+    stray = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    group = a_group(state, [stray.pid, os.getppid()])
+    said: list[str] = []
+    assert [process.pid for process in members_of(group)] == [stray.pid]
+    assert not Reaper(600, 30, said.append, group).reap(state / "operations")
+    assert stray.wait() == -signal.SIGTERM
+    assert said == [f"sleep (pid {stray.pid}) gets SIGTERM"]
+
+
+def test_a_critical_program_has_no_strays(state: Path) -> None:
+    """Parent, program and what a critical program started are no strays while it lives."""
+    script = f"setsid sleep 60 & echo $! > member; {ENDS_ON_WORD}"
+    directory = left_behind(state, script, budget=1.5)
+    member = int((state / "member").read_text())
+    record = child_of(directory)
+    group = a_group(state, [member, record.program.pid, record.parent.pid])
+    said: list[str] = []
+    assert Reaper(600, 30, said.append, group).reap(state / "operations")
+    assert [line.rpartition(" gets ")[::2] for line in said[1:]] == [
+        ("apply of operation 01TEST", "SIGTERM"),
+        (f"sleep (pid {member})", "SIGTERM"),
+    ]
+    assert not alive(member)

@@ -1,0 +1,257 @@
+"""Rules of the small parent over a program of an operation, with real kills."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+sys.path.insert(0, str(Path(__file__).parent))
+from operations import end_all_of, made, start_host, wait_for
+
+from reconciled.core.stages import StopLimits
+from reconciled.programs import ProgramFailed, run_program
+from reconciled.programs.children import current_children
+from reconciled.programs.processes import everybody, look_up
+from reconciled.programs.records import ChildRecord, boot_id, read_child, read_end
+from reconciled.stop import Stop, Work
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """The operation's directory; what a failed test left running there is ended."""
+    directory = tmp_path / "operations" / "01TEST"
+    yield directory
+    end_all_of(directory)
+
+
+def child_of(directory: Path) -> ChildRecord:
+    record = read_child(directory)
+    assert record is not None
+    return record
+
+
+def alive(pid: int) -> bool:
+    process = look_up(pid)
+    return process is not None and process.alive
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+# -- what is durable, and when ----------------------------------------------
+
+
+async def test_identity_is_noted_before_the_program_runs(tmp_path: Path, place: Path) -> None:
+    """A program finds itself in ``child`` at its first instruction: number, start time, boot."""
+    script = f"cp {place}/child seen; cut -d' ' -f1,5,22 /proc/self/stat > self; echo $$ $PPID"
+    ended = await run_program(
+        ["sh", "-c", script], operation=made(place, 3), name="apply", directory=tmp_path
+    )
+    record = child_of(place)
+    assert (tmp_path / "seen").read_bytes() == (place / "child").read_bytes()
+    assert ended.tail == (f"{record.program.pid} {record.parent.pid}",)
+    assert record.assignment.boot_id == boot_id() != ""
+    assert (record.assignment.attempt, record.assignment.action) == (3, "apply")
+    assert (record.assignment.critical, record.assignment.deadline) == (False, None)
+    assert int((tmp_path / "self").read_text().split()[1]) == record.program.pid
+
+
+async def test_deadline_of_a_critical_program(place: Path) -> None:
+    """Of a critical program the deadline is noted, in monotonic seconds of this boot."""
+    stop = Stop("test", StopLimits())
+    stop.install()
+    with Work("w", stop) as work:
+        async with work.critical("c", budget=30):
+            await run_program(["true"], operation=made(place))
+    assignment = child_of(place).assignment
+    assert assignment.critical
+    assert assignment.deadline is not None
+    assert 25 < assignment.deadline - time.monotonic() < 30
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"),
+    [("exit 0", 0, None), ("exit 7", 7, None), ("kill -9 $$", None, 9)],
+)
+async def test_end_is_noted(place: Path, script: str, code: int | None, number: int | None) -> None:
+    """How a program ended is in ``end``, tied to that very program."""
+    await run_program(["sh", "-c", script], operation=made(place))
+    end = read_end(place)
+    assert end is not None
+    assert (end.code, end.signal) == (code, number)
+    assert end.of(child_of(place))
+    assert abs(end.at - time.time()) < 10
+
+
+async def test_an_older_end_is_nobody_elses(place: Path) -> None:
+    """The end of an earlier program of the operation is not taken for the end of this one."""
+    await run_program(["true"], operation=made(place))
+    first = read_end(place)
+    await run_program(["sh", "-c", f"cp {place}/end {place}/before"], operation=made(place))
+    assert first is not None
+    assert (place / "before").exists()
+    assert not first.of(child_of(place))
+
+
+async def test_nothing_runs_that_cannot_be_noted(tmp_path: Path, place: Path) -> None:
+    """Where its identity cannot be made durable, the program is not executed, and that is told."""
+    operation = made(place)
+    (place / "child").mkdir()
+    with pytest.raises(ProgramFailed, match="that it runs cannot be noted durably in") as caught:
+        await run_program(["touch", str(tmp_path / "ran")], operation=operation)
+    assert caught.value.ended is None
+    assert not (tmp_path / "ran").exists()
+    assert current_children().supervisors == set()
+
+
+async def test_end_that_cannot_be_written_is_told(place: Path) -> None:
+    """Where the end cannot be made durable, the living daemon learns it all the same."""
+    operation = made(place)
+    (place / "end").mkdir()
+    ended = await run_program(["sh", "-c", "exit 4"], operation=operation)
+    assert ended.code == 4
+    assert ended.duration < 2
+    assert current_children().supervisors == set()
+
+
+async def test_one_program_at_a_time(place: Path) -> None:
+    """A second program of one operation is refused while the first runs: one record is kept."""
+    operation = made(place)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: run_program(["sleep", "99"], operation=operation))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RuntimeError, match="one at a time"):
+            await run_program(["true"], operation=operation)
+        nursery.cancel_scope.cancel(reason="the test")
+    await run_program(["true"], operation=operation)
+
+
+async def test_told(place: Path) -> None:
+    """A program learns operation, attempt, epoch, last step and handle, whatever the spec sets."""
+    operation = made(place, 2)
+    operation.last_step = "half"
+    await run_program(
+        ["env"], operation=operation, environment={"RECONCILED_ATTEMPT": "9", "MINE": "yes"}
+    )
+    lines = (place / "env.log").read_text().splitlines()
+    found = dict(line.split("=", 1) for line in lines if line.startswith(("RECONCILED", "MINE")))
+    assert found == {
+        "MINE": "yes",
+        "RECONCILED_OPERATION": "01TEST",
+        "RECONCILED_ATTEMPT": "2",
+        "RECONCILED_EPOCH": "7",
+        "RECONCILED_STEP": "half",
+        "RECONCILED_HANDLE": f"2:{place}",
+    }
+
+
+async def test_one_child(place: Path) -> None:
+    """Program and small parent are one child: one is owned, one left, and no stranger."""
+    children = current_children()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: run_program(["sleep", "99"], operation=made(place)))
+        with trio.fail_after(10):
+            while not children.owned():  # noqa: ASYNC110 no event comes from another process
+                await trio.sleep(0.01)
+        record = child_of(place)
+        [child] = children.owned()
+        assert (child.program, child.pid) == ("sleep", record.program.pid)
+        assert [(left.process.pid, left.child) for left in children.left()] == [(child.pid, child)]
+        assert children.owns(record.parent.pid)
+        groups = {look_up(pid).group for pid in (record.program.pid, record.parent.pid)}  # type: ignore[union-attr]
+        assert len(groups | {os.getpgrp()}) == 3
+        nursery.cancel_scope.cancel(reason="the test")
+    assert not children.owns(record.parent.pid)
+    assert look_up(record.parent.pid) is None
+
+
+# -- kills -------------------------------------------------------------------
+
+
+def test_c03_program_survives_its_daemon(tmp_path: Path, place: Path) -> None:
+    """C03: the daemon is killed, the program goes on, and how it ends is durable."""
+    host = start_host(
+        place, "touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 6", where=tmp_path
+    )
+    wait_for((tmp_path / "ready").exists)
+    kill(host)
+    record = child_of(place)
+    assert alive(record.program.pid)
+    assert read_end(place) is None
+    (tmp_path / "go").touch()
+    wait_for(lambda: not alive(record.parent.pid))
+    end = read_end(place)
+    assert end is not None
+    assert (end.code, end.signal, end.of(record)) == (6, None, True)
+
+
+def test_members_go_with_the_program_of_a_dead_daemon(tmp_path: Path, place: Path) -> None:
+    """What outlives its program in the group is ended also when no daemon is left to do it."""
+    script = "sleep 999 & echo $! > member; touch ready; while [ ! -e go ]; do sleep 0.01; done"
+    host = start_host(place, script, where=tmp_path)
+    wait_for((tmp_path / "ready").exists)
+    kill(host)
+    member = int((tmp_path / "member").read_text())
+    assert alive(member)
+    (tmp_path / "go").touch()
+    wait_for(lambda: not alive(child_of(place).parent.pid))
+    assert not alive(member)
+
+
+async def test_parent_killed(tmp_path: Path, place: Path) -> None:
+    """A program whose small parent was killed runs to its end, and counts as interrupted."""
+    script = f"until [ -e {place}/child ]; do :; done; kill -9 $PPID; sleep 0.3; touch done; exit 0"
+    ended = await run_program(["sh", "-c", script], operation=made(place), directory=tmp_path)
+    assert (tmp_path / "done").exists()
+    assert (ended.code, ended.signal) == (None, None)
+    assert read_end(place) is None
+    assert current_children().supervisors == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+async def test_stopping_signals_do_not_end_the_parent(place: Path, number: int) -> None:
+    """A signal that a service manager sends to everybody leaves the small parent at its post."""
+    script = f"kill -{int(number)} $PPID; sleep 0.1; exit 5"
+    ended = await run_program(["sh", "-c", script], operation=made(place))
+    assert ended.code == 5
+
+
+def test_daemon_killed_while_starting(tmp_path: Path, place: Path) -> None:
+    """A daemon killed at any instant leaves a program that is noted, or none that ever ran."""
+    for turn in range(12):
+        directory = place.with_name(f"01TEST{turn}")
+        host = start_host(directory, f"echo {turn} >> ran; sleep 0.2", where=tmp_path)
+        wait_for((directory / "attempt").exists)
+        time.sleep(turn * 0.004)  # not to wait for something: to kill at another instant
+        kill(host)
+        wait_for(functools.partial(no_parent_of, directory))
+        ran = (tmp_path / "ran").read_text().split() if (tmp_path / "ran").exists() else []
+        end = read_end(directory)
+        assert (str(turn) in ran) == (end is not None and end.code == 0)
+
+
+def no_parent_of(directory: Path) -> bool:
+    """Whether no small parent of ours has its operation there."""
+    for process in everybody():
+        try:
+            if str(directory).encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                return False
+            links = list(Path(f"/proc/{process.pid}/fd").iterdir())
+            if any(link.readlink() == directory for link in links):
+                return False
+        except OSError:
+            continue
+    return True
