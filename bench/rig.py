@@ -1,0 +1,129 @@
+"""One controller with its dispatcher, store and stop in this process, for the benches of runs.
+
+Everything is what the daemon itself puts together, but for the sources: what is desired is
+told by declare(). Log lines are made at level info and go to the null device.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.api import Reconciler
+from reconciled.config.load import load
+from reconciled.core.loops import LoopDetector
+from reconciled.core.queue import WorkQueue
+from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of, key_of
+from reconciled.core.sources import Snapshot
+from reconciled.instant import Signals
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.store import Store
+from reconciled.observe.logs import configure
+from reconciled.plugins import Plugin
+from reconciled.programs.children import current_children
+from reconciled.runtime.adoption import Adoptions
+from reconciled.runtime.build import Ready, build
+from reconciled.runtime.controller import Controller
+from reconciled.runtime.dispatcher import Dispatcher
+from reconciled.runtime.host import Host
+from reconciled.runtime.operations import Operations
+from reconciled.runtime.permits import Permits
+from reconciled.runtime.record import StopRecord
+from reconciled.stop import Stop
+
+KIND = "Nothing"
+FINGERPRINT = fingerprint_of({"kind": KIND, "spec": {}})
+CONFIG = """
+state: {state}
+stop: {stop}
+limits: {{concurrency: {concurrency}}}
+controllers:
+  bench: {{reconciler: exec, concurrency: {concurrency}, watch: [{{directory: .}}]}}
+"""
+
+
+@attrs.frozen
+class Nothing:
+    """A spec with nothing in it."""
+
+
+@attrs.frozen(eq=False)
+class Rig:
+    """What runs."""
+
+    host: Host
+    controller: Controller
+    dispatcher: Dispatcher
+
+    def declare(self, names: list[str]) -> None:
+        """Desire exactly the resources *names*."""
+        manifests = (Manifest(KIND, name, {}, Origin("x"), FINGERPRINT) for name in names)
+        (watcher,) = self.controller.watchers
+        self.controller.take(watcher, Snapshot(tuple(manifests), complete=True))
+
+    async def remember(self, names: list[str]) -> None:
+        """Have *names* applied before, so that their runs write nothing."""
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(self._remember, key_of("bench", name))
+
+    async def _remember(self, key: Key) -> None:
+        await self.host.store.remember(key, KIND, {}, FINGERPRINT, base="", complete=True)
+
+
+@asynccontextmanager
+async def rigged(
+    state: Path, reconciler: Reconciler[Any], *, concurrency: int, stop: str = "{}"
+) -> AsyncIterator[Rig]:
+    """A controller of *reconciler* that is ready; its dispatcher is the caller's to start."""
+    path = state / "r.yaml"
+    path.write_text(CONFIG.format(state=state, stop=stop, concurrency=concurrency))
+    path.chmod(0o600)
+    config = load(path, {}).config
+    null = os.open(os.devnull, os.O_WRONLY)
+    logs = configure("json", "info", environment={}, descriptor=null)
+    store = Store.open(state)
+    root = Stop("daemon", config.stop)
+    async with trio.open_nursery() as services:
+        root.install()
+        host = Host(
+            state,
+            logs,
+            Signals(),
+            root,
+            WorkQueue(concurrency, random.Random(1)),
+            store,
+            Operations(DurableOperations.over(store), state / "operations"),
+            Adoptions(),
+            current_children(),
+            LoopDetector(),
+            StopRecord(root),
+            services,
+        )
+        await services.start(store.run)
+        services.start_soon(logs.serve)  # noqa: ASYNC113 - nobody waits for its first step
+        permits = Permits(state, logs.log, lambda *_: None)
+        permits.prepare()
+        plugin = Plugin("n", "1", "bench", type(reconciler), KIND, Nothing, None)
+        ready = Ready(config.controllers["bench"], plugin, reconciler)
+        controller = build(ready, host, root, permits)
+        await services.start(_work, root, controller)
+        yield Rig(host, controller, Dispatcher(host, lambda: {"bench": controller}))
+        services.cancel_scope.cancel(reason="measured")
+    logs.close()
+    os.close(null)
+
+
+async def _work(  # noqa: ASYNC128 - hold() calls it
+    root: Stop, controller: Controller, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """What a stop cancels."""
+    with root.scope:
+        await controller.hold(task_status=task_status)

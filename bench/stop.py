@@ -1,0 +1,128 @@
+"""A stop of a thousand ordinary and a hundred critical runs that all go on for ever.
+
+Run: ``python bench/stop.py``. Two figures: how long after the instant the last ordinary run is
+out, and how long after their deadline the last critical one is: each cancelled, settled and
+logged. The floors: a nursery of as many bare sleepers cancelled, and bare shields of as many
+that time out. Rounds alternate.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import trio
+import trio.testing
+from rig import KIND, Nothing, rigged
+from table import heading, row
+
+from reconciled.api import Reconciler, Request, Result
+from reconciled.core.resources import Key
+
+ORDINARY = 1000
+CRITICAL = 100
+ROUNDS = 9
+# What is left until the hard limit: enough for the ordinary ones to be out of the way.
+HARD = 0.5
+CRITICAL_LIMIT = 10.0
+LIMITS = "{drain: 0ms, critical: 10s, cleanup: 1s}"
+
+
+class Sleeper(Reconciler[Nothing]):
+    """Sleeps for ever: shielded where the name says so."""
+
+    kind = KIND
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asleep = 0
+        self.all_asleep = trio.Event()
+
+    async def reconcile(self, request: Request[Nothing]) -> Result:
+        """Never returns."""
+        if request.name.startswith("critical"):
+            async with (
+                request.operation("sleep") as operation,
+                operation.critical(budget=CRITICAL_LIMIT),
+            ):
+                await self._sleep()
+        return await self._sleep()
+
+    async def _sleep(self) -> Result:
+        self.asleep += 1
+        if self.asleep == ORDINARY + CRITICAL:
+            self.all_asleep.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def ours(state: Path) -> tuple[float, float]:
+    """Seconds until ordinary work is out, and from the deadline until critical work is."""
+    ended: dict[str, float] = {}
+    over = trio.Event()
+    names = [f"ordinary-{number}" for number in range(ORDINARY)]
+    names += [f"critical-{number}" for number in range(CRITICAL)]
+    sleeper = Sleeper()
+    async with rigged(state, sleeper, concurrency=len(names), stop=LIMITS) as rig:
+        host = rig.host
+
+        def outcome(key: Key, result: Result, failures: int) -> None:  # noqa: ARG001
+            ended[key.partition("/")[2].partition("-")[0]] = trio.current_time()
+            if not any(host.stop.all_works()):
+                over.set()
+
+        await rig.remember(names)
+        host.on_outcome = outcome
+        rig.declare(names)
+        host.services.start_soon(host.stop.run_stages, lambda _: None)
+        host.services.start_soon(rig.dispatcher.run)
+        await sleeper.all_asleep.wait()
+        began = trio.current_time()
+        host.stop.begin("bench", at=began - (CRITICAL_LIMIT - HARD))
+        rig.dispatcher.wake()
+        await over.wait()
+    return ended["ordinary"] - began, ended["critical"] - began - HARD
+
+
+async def floor() -> tuple[float, float]:
+    """The same of tasks that have nothing to settle."""
+    ended: dict[bool, float] = {}
+    deadline = trio.current_time() + HARD
+
+    async def sleep(*, critical: bool) -> None:
+        try:
+            with trio.CancelScope(deadline=deadline if critical else float("inf"), shield=critical):
+                await trio.sleep_forever()
+        finally:
+            ended[critical] = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(ORDINARY + CRITICAL):
+            nursery.start_soon(partial(sleep, critical=number >= ORDINARY))
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        nursery.cancel_scope.cancel(reason="bench")
+    return ended[False] - began, ended[True] - deadline
+
+
+def main() -> None:
+    """Both, in turn."""
+    heading()
+    rounds, floors = [], []
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory() as state:
+            rounds.append(trio.run(ours, Path(state)))
+        floors.append(trio.run(floor))
+    for part, name, target in (
+        (0, "stop: 1,000 ordinary runs out", "<= 100 ms"),
+        (1, "stop: 100 critical past their deadline", "<= 50 ms"),
+    ):
+        median = statistics.median(measured[part] for measured in rounds)
+        beside = statistics.median(measured[part] for measured in floors)
+        row(name, median * 1000, beside * 1000, "ms", target)
+
+
+if __name__ == "__main__":
+    main()
