@@ -25,6 +25,7 @@ from reconciled.observe.bound import BoundLog
 DIRECTORY = "removals"
 LONGEST = 16 * 1024 * 1024
 SHOWN = 20
+_NOT_OURS = "{} is not what reconciled writes: remove it"
 LOOK = 5.0  # seconds between looks for permits, where the kernel does not tell of them
 
 
@@ -38,11 +39,18 @@ class Held:
 
 
 def read_held(state: Path, controller: str) -> Held | None:
-    """The removals of *controller* that wait, as the daemon wrote them; None: nothing waits."""
-    data = _read(state / DIRECTORY / f"{controller}.held")
+    """The removals of *controller* that wait, as the daemon wrote them; None: nothing waits.
+
+    Raises OSError, and ValueError for what the daemon did not write.
+    """
+    file = state / DIRECTORY / f"{controller}.held"
+    data = _read(file)
     if data is None:
         return None
-    return Held(controller, tuple(Key(key) for key in data["keys"]), int(data["owned"]))
+    owned = data.get("owned")
+    if not isinstance(owned, int):
+        raise ValueError(_NOT_OURS.format(file))  # noqa: TRY004 - it is the content that is wrong
+    return Held(controller, tuple(Key(key) for key in data["keys"]), owned)
 
 
 def write_permit(state: Path, held: Held) -> None:
@@ -161,7 +169,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     given = data.get("keys") if isinstance(data, dict) else None
     if isinstance(given, list) and all(isinstance(key, str) for key in given):
         return dict(data)
-    raise ValueError(f"{file} is not what reconciled writes: remove it")
+    raise ValueError(_NOT_OURS.format(file))
 
 
 def _write(file: Path, data: dict[str, Any]) -> None:
