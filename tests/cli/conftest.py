@@ -1,0 +1,23 @@
+"""A configuration on disk, and verbs called as the command line calls them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Test folders are not packages; here is the one place that makes this one's modules importable.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from desk import Desk
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Desk:
+    """An empty configuration directory, with nothing of ours in the environment."""
+    for name in ("RECONCILED_CONFIG", "CONFIGURATION_DIRECTORY", "STATE_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    return Desk(tmp_path, capfd)

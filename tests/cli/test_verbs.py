@@ -1,0 +1,458 @@
+"""What verbs print, and the codes they end with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from desk import Desk
+
+from reconciled.core.resources import Key
+from reconciled.journal.lock import StateLock
+from reconciled.runtime.permits import Held, read_held, write_permit
+
+# -- the command line ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), 2),
+        (("nope",), 2),
+        (("check", "--nope"), 2),
+        (("plan", "--once"), 2),
+        (("allow",), 2),
+        (("run", "--nope"), 78),
+        (("run", "surplus"), 78),
+        (("--help",), 0),
+        (("run", "--help"), 0),
+        (("--version",), 0),
+    ],
+)
+def test_wrong_usage_has_its_code(desk: Desk, arguments: tuple[str, ...], code: int) -> None:
+    """Usage is 2, of the daemon 78 (its unit does not restart on that); help and version are 0."""
+    said = desk.say(*arguments)
+    assert said.code == code
+    assert said.out if code == 0 else "error:" in said.err
+
+
+@pytest.mark.parametrize("verb", ["status", "get", "describe", "journal", "reload", "tasks"])
+def test_a_verb_that_is_not_built_says_so(desk: Desk, verb: str) -> None:
+    """An accepted verb without effect says that it is not built, with 69, whatever follows it."""
+    for arguments in ((verb,), (verb, "c/a", "--json")):
+        said = desk.say(*arguments)
+        assert said.code == 69
+        assert f"reconciled {verb}: not built yet in this version" in said.err
+        assert said.out == ""
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "budget", "allow"])
+def test_a_missing_configuration_is_invalid(desk: Desk, verb: str) -> None:
+    """Every verb that reads the configuration ends with 78 and its place when there is none."""
+    said = desk.say(verb, *(["c"] if verb == "allow" else []))
+    assert said.code == 78
+    assert said.lines[0] == "@/r.yaml:1:1: cannot be read: No such file or directory"
+
+
+@pytest.mark.processes
+def test_run_without_a_configuration_is_invalid(desk: Desk) -> None:
+    """The daemon ends with 78, and its lines name the file; it leaves no state behind."""
+    code = "import sys; from reconciled.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = [sys.executable, "-c", code, "--config", str(desk.root / "r.yaml"), "run"]
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ran.returncode == 78
+    line = json.loads(ran.stderr.splitlines()[0])
+    assert (line["event"], line["at"]) == ("config.invalid", f"{desk.root}/r.yaml:1:1")
+    assert "No such file or directory" in line["reason"]
+    assert not desk.state.exists()
+
+
+# -- check ------------------------------------------------------------------------------------
+
+
+def test_check_of_what_is_right(desk: Desk) -> None:
+    """All grades, the number of resources and the stop budget; nothing on standard error."""
+    desk.configure()
+    desk.declare("a", text="x", seconds=20)
+    said = desk.say("check")
+    assert said.code == 0
+    assert said.lines == [
+        "syntax       ok",
+        "schema       ok",
+        "plugins      ok",
+        "references   ok",
+        "manifests    ok, 1 resources",
+        "stop budget  5m8s, longest declared 20s",
+        "@/r.yaml is valid.",
+    ]
+    assert not desk.state.exists()
+
+
+CONTROLLER = "controllers:\n  c: {reconciler: 'mine:Noter', watch: [{directory: m}]}\n"
+WRONG = {
+    "syntax": (
+        "state: x\nstop: [\n",
+        ["@/r.yaml:3:1: did not find expected node content"],
+        {"syntax": "1 problem", "schema": "not looked at"},
+    ),
+    "schema": (
+        "state: x\nstop: {drain: 10m}\ncontrolers: {}\n",
+        [
+            "@/r.yaml:2:15: stop.drain: is longer than critical (5m): lower it, or raise critical",
+            "@/r.yaml:3:1: unknown key controlers: did you mean controllers?",
+        ],
+        {"syntax": "ok", "schema": "2 problems"},
+    ),
+    "plugins": (
+        (
+            "state: x\nplugins: {directories: [plugins]}\ncontrollers:\n"
+            "  e: {reconciler: 'broken:X', watch: [{directory: m}]}\n"
+        ),
+        [
+            (
+                "@/r.yaml:4:3: controller e stalls: @/plugins/broken.py:1:1: reconciler broken:X"
+                " cannot be used: ZeroDivisionError: division by zero"
+            )
+        ],
+        {"plugins": "1 problem", "references": "ok", "manifests": "ok, 0 resources"},
+    ),
+    "references": (
+        (
+            "state: x\nplugins: {directories: [plugins]}\ncontrollers:\n"
+            "  c: {reconciler: 'mine:Nooter', watch: [{directory: m}]}\n"
+            "  d: {reconciler: 'mine:NeedsOptions', watch: [{directory: m2}]}\n"
+            "  f: {reconciler: 'mine:NoPlan', watch: [{directory: m}]}\n"
+            "  g: {reconciler: 'mine:Noter', watch: [{directory: m}]}\n"
+        ),
+        [
+            (
+                "@/r.yaml:4:19: controllers.c.reconciler: no reconciler mine:Nooter:"
+                " @/plugins/mine.py has no class Nooter: did you mean Noter?"
+            ),
+            "@/r.yaml:5:6: controllers.d.options: root is missing: add root",
+            (
+                "@/r.yaml:7:41: controllers f (@/r.yaml:6:42) and g both take Note from @/m:"
+                " give each a directory of its own"
+            ),
+        ],
+        {"plugins": "ok", "references": "3 problems", "manifests": "ok, 0 resources"},
+    ),
+    "a missing directory": (
+        "state: x\nplugins: {directories: [plugins]}\n" + CONTROLLER.replace("m}", "gone}"),
+        ["@/r.yaml:4:3: directory @/gone cannot be read: @/gone is missing"],
+        {"references": "ok", "manifests": "1 problem"},
+    ),
+}
+
+
+@pytest.mark.parametrize("grade", WRONG)
+def test_check_of_what_is_wrong(desk: Desk, grade: str) -> None:
+    """Each problem with its place and what to write instead, all in one go; 78 (C13, C14)."""
+    text, problems, grades = WRONG[grade]
+    desk.write("plugins/broken.py", "1/0", mode=0o644)
+    desk.write("r.yaml", text)
+    said = desk.say("check")
+    assert said.code == 78
+    assert said.err.splitlines() == problems
+    assert said.out.endswith("@/r.yaml is not valid.\n")
+    told = desk.say("check", "--json")
+    assert told.code == 78
+    assert told.data["valid"] is False
+    assert grades.items() <= told.data["grades"].items()
+    places = [
+        f"{p['file']}:{p['line']}:{p['column']}: {p['message']}" for p in told.data["problems"]
+    ]
+    assert places == problems
+
+
+def test_check_of_manifests(desk: Desk) -> None:
+    """Faults of manifests, unclaimed kinds and budgets that are too long, each at its place."""
+    desk.configure()
+    desk.declare("good")
+    desk.write("m/bad.yaml", "kind: [")
+    desk.declare("long", seconds=600)
+    desk.declare("other", kind="Other")
+    desk.declare("typo", txt="x")
+    said = desk.say("check")
+    assert said.code == 78
+    assert said.err.splitlines() == [
+        "@/m/bad.yaml:2:1: did not find expected node content",
+        (
+            "@/m/long.yaml:1:56: spec: an operation of it may take 10m, longer than stop.critical"
+            " (5m): lower the budget, or raise stop.critical"
+        ),
+        "@/m/other.yaml:1:1: no controller takes kind Other; there are: Note",
+        "@/m/typo.yaml:1:57: unknown key txt: did you mean text?",
+    ]
+    assert "manifests    4 problems" in said.lines
+
+
+def test_check_warns(desk: Desk) -> None:
+    """What has no effect, leaves keys behind or would be held is a warning; --strict counts it."""
+    desk.apply(*(f"c/k{number}" for number in range(6)), "gone/a")
+    desk.configure(head="http: {listen: '127.0.0.1:9464'}\n")
+    desk.declare("x", text="coloured")
+    said = desk.say("check")
+    assert said.code == 0
+    warnings = said.err.splitlines()
+    assert len(warnings) == 4
+    assert all(line.endswith("(warning)") for line in warnings)
+    assert "http has no effect in this version" in warnings[0]
+    assert "colour: accepted, and without effect" in warnings[1]
+    assert "controller gone is not configured any more: the 1 keys" in warnings[2]
+    assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[3]
+    assert said.lines[-1] == "@/r.yaml is valid."
+    strict = desk.say("check", "--strict", "--json")
+    assert strict.code == 78
+    assert strict.data["valid"] is False
+
+
+# -- plan -----------------------------------------------------------------------------------------
+
+
+def test_plan_without_changes(desk: Desk) -> None:
+    """Nothing declared, or all as desired: 0."""
+    desk.configure()
+    assert desk.say("plan").code == 0
+    desk.declare("a", text="same")
+    said = desk.say("plan")
+    assert (said.code, said.lines) == (0, ["0 to change, 1 as desired, of 1."])
+
+
+def test_plan_with_changes(desk: Desk) -> None:
+    """Each change with its detail, by key; 1. --json says the same to programs."""
+    desk.configure()
+    desk.declare("b", text="x")
+    desk.declare("a", text="same")
+    said = desk.say("plan")
+    assert said.code == 1
+    assert said.lines == [
+        "~ c/b: write /etc/note",
+        "    - old",
+        "    + x",
+        "1 to change, 1 as desired, of 2.",
+    ]
+    data = desk.say("plan", "--json").data
+    assert data[1] == {
+        "key": "c/b",
+        "changes": [{"action": "write", "what": "/etc/note", "detail": "- old\n+ x"}],
+        "unknown": False,
+        "held": False,
+        "error": None,
+    }
+
+
+def test_plan_of_some_keys(desk: Desk) -> None:
+    """Only the keys that are asked for; one that nobody knows is named, and the code is 70."""
+    desk.configure()
+    desk.declare("a", text="x")
+    desk.declare("b", text="y")
+    said = desk.say("plan", "c/a")
+    assert (said.code, said.lines[-1]) == (1, "1 to change, 0 as desired, of 1.")
+    said = desk.say("plan", "c/a", "c/zz")
+    assert said.code == 70
+    assert said.err == "c/zz: is neither declared nor applied\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("exits", "SystemExit: 3"),
+        ("refuses", "no such user"),
+        ("garbage", "plan() returned ['x']: return a list of Change"),
+        ("nothing", "plan() returned None: return a list of Change"),
+        ("acts", "called operation('write'): a plan has no effects"),
+    ],
+)
+def test_plan_of_a_fault(desk: Desk, text: str, told: str) -> None:
+    """Whatever plan() does is its key's error, told in its line; the others are planned (C15)."""
+    desk.configure()
+    desk.declare("a", text=text)
+    desk.declare("b", text="x")
+    said = desk.say("plan")
+    assert said.code == 70
+    assert said.lines[0].startswith("? c/a: ")
+    assert told in said.lines[0]
+    assert "~ c/b: write /etc/note" in said.lines
+    assert "Traceback" not in said.out + said.err
+
+
+def test_plan_of_a_reconciler_without_plan(desk: Desk) -> None:
+    """It is shown as unknown; what was applied with this spec counts as no change."""
+    desk.configure("  c: {reconciler: 'mine:NoPlan', watch: [{directory: m}]}\n")
+    desk.declare("a", text="x")
+    desk.declare("b", text="y")
+    desk.apply("c/a", text="x")
+    said = desk.say("plan")
+    assert said.code == 1
+    assert said.lines == [
+        "? c/a: unknown: its reconciler has no plan",
+        "? c/b: unknown: its reconciler has no plan",
+        "~ c/b: reconcile Note",
+        "    declared, not applied yet",
+        "1 to change, 0 as desired, of 2.",
+    ]
+
+
+def test_plan_of_removals(desk: Desk) -> None:
+    """Applied and not declared any more: to be removed, or held where they are too many."""
+    desk.configure()
+    desk.declare("a", text="same")
+    desk.apply("c/a", text="same")
+    desk.apply("c/b", text="old")
+    said = desk.say("plan")
+    assert said.code == 1
+    assert "~ c/b: remove Note" in said.lines
+    desk.apply(*(f"c/k{number}" for number in range(6)), text="old")
+    said = desk.say("plan")
+    assert "~ c/k0: remove Note (held until `reconciled allow`)" in said.lines
+
+
+def test_c10_plan_of_an_unreadable_source(desk: Desk) -> None:
+    """A source that cannot be read removes nothing: 70 with the reason, and no removal (C10)."""
+    desk.configure()
+    desk.apply("c/a", text="x")
+    (desk.root / "m").rmdir()
+    said = desk.say("plan")
+    assert said.code == 70
+    assert said.err == "directory @/m cannot be read: @/m is missing\n"
+    assert said.out == "0 to change, 0 as desired, of 0.\n"
+
+
+def test_plan_of_an_invalid_configuration(desk: Desk) -> None:
+    """A reconciler that is not found is 78, as at the start of the daemon."""
+    desk.configure("  c: {reconciler: 'mine:Nooter', watch: [{directory: m}]}\n")
+    said = desk.say("plan")
+    assert said.code == 78
+    assert "did you mean Noter?" in said.err
+
+
+def test_r7_plan_beside_a_daemon_writes_nothing(desk: Desk) -> None:
+    """With the state locked and the store open, a plan neither waits nor changes a byte (R7)."""
+    desk.configure()
+    desk.declare("a", text="x")
+    desk.declare("b", text="y")
+    desk.apply("c/a", text="x")
+    lock = StateLock.acquire(desk.state)
+    before = desk.tree()
+    said = desk.say("plan")
+    assert (said.code, said.lines[-1]) == (1, "1 to change, 1 as desired, of 2.")
+    assert desk.say("check").code == 0
+    assert desk.tree() == before
+    lock.release()
+
+
+def test_plan_makes_no_state(desk: Desk) -> None:
+    """Where no daemon ever ran, a plan leaves no state directory behind."""
+    desk.configure()
+    desk.declare("a", text="x")
+    assert desk.say("plan").code == 1
+    assert not desk.state.exists()
+
+
+def test_plan_of_a_store_that_cannot_be_read(desk: Desk) -> None:
+    """A damaged store is 70 with a line, not a traceback and not an empty one."""
+    desk.configure()
+    desk.apply("c/a", text="x")
+    for file in (desk.state / "store").iterdir():
+        file.write_bytes(b"no database" * 1000)
+    said = desk.say("plan")
+    assert said.code == 70
+    assert said.err.startswith("reconciled plan: ")
+    assert "Traceback" not in said.err
+
+
+# -- budget ---------------------------------------------------------------------------------------
+
+
+def test_budget_that_fits(desk: Desk) -> None:
+    """The stages and their sum, the longest declared ones first; 0."""
+    desk.configure(head="stop: {drain: 10s, critical: 2m, cleanup: 4s}\n")
+    for number in range(12):
+        desk.declare(f"k{number}", seconds=number)
+    said = desk.say("budget")
+    assert said.code == 0
+    numbers = [" ".join(line.split()[:-1]) for line in said.lines[:5]]
+    assert [line.split()[0] for line in numbers] == [
+        "drain",
+        "critical",
+        "cleanup",
+        "last",
+        "budget",
+    ]
+    assert said.lines[4].split()[:2] == ["budget", "2m7s"]
+    assert said.lines[7].split() == ["11s", "c/k11"]
+    assert said.lines[17] == "  … and 1 more"
+    assert "With these, a stop needs at most 18s." in said.lines
+    data = desk.say("budget", "--json").data
+    assert (data["drain_s"], data["critical_s"], data["budget_s"]) == (10, 120, 127)
+    assert data["declared"][0] == {"key": "c/k11", "budget_s": 11.0}
+
+
+def test_budget_that_does_not_fit(desk: Desk) -> None:
+    """A manifest that asks for more than stop.critical is named, and the code is 1."""
+    desk.configure()
+    desk.declare("long", seconds=600)
+    said = desk.say("budget")
+    assert said.code == 1
+    assert said.err == "c/long asks for 10m: longer than stop.critical\n"
+    assert "With these, a stop needs at most 5m8s." in said.lines
+
+
+def test_budget_without_declarations(desk: Desk) -> None:
+    """Nothing declared is said as that; an invalid configuration is 78."""
+    desk.configure()
+    said = desk.say("budget")
+    assert said.code == 0
+    assert "No manifest declares a critical budget." in said.lines
+    desk.configure("  c: {reconciler: 'mine:Nooter', watch: [{directory: m}]}\n")
+    assert desk.say("budget").code == 78
+
+
+# -- allow ----------------------------------------------------------------------------------------
+
+
+def test_allow_when_nothing_is_held(desk: Desk) -> None:
+    """Nothing held, and no such controller: 4, and no file is made."""
+    desk.configure()
+    assert desk.say("allow", "c").lines == ["No removals of c are held."]
+    assert desk.say("allow", "c").code == 4
+    said = desk.say("allow", "d")
+    assert (said.code, said.err) == (
+        4,
+        "reconciled allow: there is no controller d; there are: c\n",
+    )
+    assert not desk.state.exists()
+
+
+def test_allow_permits_exactly_what_is_shown(desk: Desk) -> None:
+    """The permit has the held keys and no others, each is shown, and the code is 0."""
+    desk.configure()
+    (desk.state / "removals").mkdir(parents=True)
+    held = Held("c", tuple(Key(f"c/k{number}") for number in range(25)), 30)
+    write_permit(desk.state, held)  # the daemon's own note has the same form, and one field more
+    permit = desk.state / "removals" / "c.allow"
+    text = permit.read_text().replace("{", '{"owned": 30, ', 1)
+    permit.rename(desk.state / "removals" / "c.held").write_text(text)
+    assert read_held(desk.state, "c") == held
+    said = desk.say("allow", "c")
+    assert said.code == 0
+    assert said.lines[0] == "Permitted, once: the removal of 25 of 30 keys of c."
+    assert said.lines[1:21] == [f"  c/k{number}" for number in range(20)]
+    assert said.lines[21] == "  … and 5 more"
+    assert permit.read_text() == '{"keys": [' + ", ".join(f'"{k}"' for k in held.keys) + "]}"
+    assert permit.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"keys": [1], "owned": 1}', '{"keys": ["c/a"]}'])
+def test_allow_of_a_damaged_note(desk: Desk, content: str) -> None:
+    """What the daemon did not write permits nothing: 1 with the file's name, no traceback."""
+    desk.configure()
+    (desk.state / "removals").mkdir(parents=True)
+    desk.write("state/removals/c.held", content)
+    said = desk.say("allow", "c")
+    assert said.code == 1
+    assert said.err.startswith("reconciled allow: ")
+    assert not (desk.state / "removals" / "c.allow").exists()
