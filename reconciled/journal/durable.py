@@ -213,12 +213,27 @@ class DurableOperations:
             live.record = attrs.evolve(live.record, notes=(*live.record.notes, added))
         await _wait(self._close(operation, ending))
 
+    async def keep(self, operation: str) -> None:
+        """Make durable what is pending of an operation that nobody goes on with for now."""
+        live = self._known(operation)
+        if live.unwritten or live.changed:
+            await self._flush(live)
+        else:
+            await trio.lowlevel.checkpoint()
+
     async def count(self, operation: str) -> OperationRecord:
-        """Count a recovery before any of its code runs: a further attempt, of this start."""
+        """Count a recovery before any of its code runs: a further attempt, of this start.
+
+        A person's word is used up by that: it is for one attempt.
+        """
         live = self._known(operation)
         record = live.record
+        notes = record.notes
+        if record.word:
+            notes = (*notes, Note(self._now(), "", f"attempt {record.attempt + 1}", record.word))
         self._change(
             live,
+            notes=notes,
             attempt=record.attempt + 1,
             recoveries=record.recoveries + 1,
             epoch=self._store.epoch,

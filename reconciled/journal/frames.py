@@ -7,6 +7,7 @@ flipped bit takes back every transaction behind it without a word.
 2. A bad frame in the last transaction is what an interrupted write leaves: a torn tail.
    Behind a bad frame, more than the end of that same transaction: damage.
 3. Frames with other salts behind the last one of this log are left over from the log before.
+   Both salts have to differ: no checksum covers them, and every new log changes both.
 """
 
 from __future__ import annotations
@@ -86,13 +87,15 @@ def _judged(log: bytes, transactions: int, end: int, behind: list[_Frame], size:
     if (len(log) - HEADER) % (FRAME + size):
         return Walk(transactions, end, torn="the log ends inside a frame")
     whole = HEADER + (len(log) - HEADER) // (FRAME + size) * (FRAME + size)
-    if end < whole and _current(log, end, size):
+    if end < whole and _current(log, end):
         return Walk(transactions, end, torn="the last transaction of the log has no end")
     return Walk(transactions, end)
 
 
-def _current(log: bytes, offset: int, size: int) -> bool:
-    return offset + FRAME + size <= len(log) and log[offset + 8 : offset + 16] == log[16:24]
+def _current(log: bytes, offset: int) -> bool:
+    """Whether the frame at *offset* is of this log, harmed or not."""
+    salts = log[offset + 8 : offset + 16]
+    return salts[:4] == log[16:20] or salts[4:] == log[20:24]
 
 
 def _order(log: bytes) -> str | None:
@@ -115,9 +118,9 @@ def _frames(log: bytes, order: str, size: int) -> Iterator[_Frame]:
     step = FRAME + size
     for number, offset in enumerate(range(HEADER, len(log) - step + 1, step), start=1):
         _, pages, *_salts, first, second = struct.unpack_from(">6I", log, offset)
-        current = log[offset + 8 : offset + 16] == log[16:24]
+        current = _current(log, offset)
         whole = False
-        if current:  # another log's frames need no look: there may be thousands
+        if log[offset + 8 : offset + 16] == log[16:24]:
             judged = _continued(before, log[offset : offset + 8], order)
             body = log[offset + FRAME : offset + step]
             whole = _continued(judged, body, order) == (first, second)

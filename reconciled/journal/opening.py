@@ -84,18 +84,21 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
         connection = schema.connect(directory / FILE)
     try:
         with _damage():
-            _refuse_nameless(connection)
-            if mark is not None:
+            version = _version(connection)
+            if version or mark is not None:
                 meta = read_meta(connection)
                 condition.judge_numbers(mark, meta.opened, meta.closed, lost=left.lost)
-                _spare_the_log(connection, meta, mark, len(migrations))
+                if version < len(migrations):
+                    _spare_the_log(connection, meta)
             schema.migrate(connection, directory, migrations)
         _verify(connection, migrations)
         meta = _begin(connection, directory, read_meta(connection), epochs)
         condition.write_mark(directory, Mark(meta.opened, closed=False))
     except StoreDamaged:
-        condition.preserve(directory)
-        connection.close()
+        try:
+            condition.preserve(directory)
+        finally:
+            connection.close()
         raise
     except BaseException:
         connection.close()
@@ -114,18 +117,18 @@ def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: 
     return meta
 
 
-def _refuse_nameless(connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+def _version(connection: sqlite3.Connection) -> int:
+    """The version of the schema; 0 in a database that was made this instant."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0 and schema.layout(connection):
         raise StoreDamaged("it has tables and no version")
+    return version
 
 
-def _spare_the_log(connection: sqlite3.Connection, meta: Meta, mark: Mark, newest: int) -> None:
+def _spare_the_log(connection: sqlite3.Connection, meta: Meta) -> None:
     """A migration empties the log: say beforehand that nothing is lost by that."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version < newest and not mark.closed:
-        with transaction(connection):
-            write_meta(connection, attrs.evolve(meta, closed=mark.number))
+    with transaction(connection):
+        write_meta(connection, attrs.evolve(meta, closed=meta.opened))
 
 
 def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
@@ -147,7 +150,7 @@ def _damage() -> Iterator[None]:
     """Tell damage from trouble: what SQLite says of the content, and of the place."""
     try:
         yield
-    except RowDamaged as exc:
+    except (RowDamaged, UnicodeError) as exc:
         raise StoreDamaged(str(exc)) from exc
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

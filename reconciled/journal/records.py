@@ -102,6 +102,7 @@ class Hold:
     evidence: str
     since: float
     by_cap: bool = False
+    context: str = ""  # of what was declared then: another one lifts a hold by the cap
 
 
 @attrs.frozen
@@ -170,6 +171,12 @@ class OperationRecord:
     def once_began(self) -> str:
         """A ONCE step that was started, done or not; empty: there is none."""
         return next((step.name for step in self.steps if step.kind == ONCE), "")
+
+    @property
+    def word(self) -> str:
+        """What a person decided and nobody has begun to carry out; empty: nothing."""
+        last = self.notes[-1] if self.notes else None
+        return last.what if last is not None and last.who else ""
 
     def step(self, name: str) -> StepRecord | None:
         """The step *name*, as it was last noted."""

@@ -16,6 +16,8 @@ from pathlib import Path
 FILE = "store.sqlite"
 _HEADER = 100  # bytes of SQLite's file header …
 _VERSION = slice(60, 64)  # … and where it has user_version, big-endian
+_FORMATS = slice(18, 20)  # what is needed to write and to read it: 2 with a log, else 1
+_FRACTIONS = slice(21, 24)  # the same in every database
 _MAGIC = b"SQLite format 3\0"
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -97,6 +99,9 @@ def refuse_newer(directory: Path, known: int) -> None:
         header = stream.read(_HEADER)
     if header and not header.startswith(_MAGIC):
         raise sqlite3.DatabaseError("it is no SQLite database")
+    if header and not (set(header[_FORMATS]) <= {1, 2} and header[_FRACTIONS] == b"@  "):
+        # With another number there SQLite opens it read-only, or with pages cut differently.
+        raise sqlite3.DatabaseError("its header is damaged")
     found = int.from_bytes(header[_VERSION], "big")
     log = file.with_name(FILE + "-wal")
     if found <= known and log.exists() and log.stat().st_size:

@@ -1,0 +1,97 @@
+"""Stores as crashes leave them: made once, copied, harmed, and opened again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.core.resources import Fingerprint, Key
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.machine import Machine
+from reconciled.journal.records import Ending, Hold, OperationRecord, Owned
+from reconciled.journal.schema import FILE
+from reconciled.journal.store import Store
+
+HERE = Machine("boot", "machine")
+LOG = f"{FILE}-wal"
+
+
+@attrs.frozen
+class Content:
+    """What a start rests its decisions on."""
+
+    operations: tuple[OperationRecord, ...]
+    applied: dict[str, Any]
+    identity: str
+    epoch: int
+
+
+def content_of(store: Store) -> Content:
+    """What *store* says."""
+    return Content(
+        tuple(store.open_operations()),
+        dict(store.applied("a")),
+        store.source_identity("a", "directory /x"),
+        store.epoch,
+    )
+
+
+def fill(state: Path, image: Path, *, rounds: int, killed: bool = True) -> list[Content]:
+    """Work in *state*, copy it to *image*, and give the content after each commit.
+
+    As a kill leaves it, or else as a clean end does.
+    """
+    state.mkdir(exist_ok=True)
+    return trio.run(_fill, state, image, rounds, killed)
+
+
+async def _fill(state: Path, image: Path, rounds: int, killed: bool) -> list[Content]:  # noqa: FBT001
+    seen: list[Content] = []
+    store = Store.open(state, now=lambda: 12.5)
+    operations = DurableOperations.over(store, machine=HERE, now=lambda: 12.5)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for number in range(rounds):
+            work = _work(store, operations, 100 * store.epoch + number)
+            seen.extend([content_of(store) async for _ in work])
+        if killed:
+            shutil.copytree(state / "store", image / "store")
+        nursery.cancel_scope.cancel(reason="test")
+    if not killed:
+        shutil.copytree(state / "store", image / "store")
+    return seen
+
+
+async def _work(store: Store, operations: DurableOperations, number: int) -> Any:
+    """One operation that goes wrong, one that ends, and what they own; a commit at each yield."""
+    key = Key(f"a/x{number}")
+    owned = Owned("File", {"path": "/etc/x" * 20}, Fingerprint(f"{number:032x}"), "/etc")
+    record = await operations.begin(key, "apply", {"spec": "s" * 300}, owned=owned)
+    yield
+    await operations.started(record.id, "one", "idempotent")
+    await operations.done(record.id, "one", "idempotent", {"n": number})
+    await operations.started(record.id, "two", "once")
+    yield
+    await operations.count(record.id)
+    yield
+    await operations.hold(record.id, Hold("it was cut", "cut", "observed different", 12.5))
+    yield
+    other = await operations.begin(Key(f"a/y{number}"), "apply", {"spec": "s" * 300})
+    yield
+    await operations.end(other.id, Ending.DONE)
+    yield
+    await store.set_source_identity("a", "directory /x", f"1:{number}")
+    yield
+
+
+def copied(image: Path, to: Path) -> Path:
+    """A fresh copy of *image*, to be harmed. The reserve stays: its making takes the longest."""
+    to.mkdir(exist_ok=True)
+    for each in to.glob("store*"):
+        shutil.rmtree(each)
+    shutil.copytree(image / "store", to / "store")
+    return to

@@ -1,0 +1,276 @@
+"""A harmed store is never believed: the truth, less a torn tail at most, or set aside (C04)."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from images import LOG, Content, content_of, copied, fill
+
+from reconciled.journal import frames
+from reconciled.journal.condition import MARK
+from reconciled.journal.schema import FILE, StoreTooNew
+from reconciled.journal.store import Store
+
+MEMORY = Path("/dev/shm")
+SEED = random.SystemRandom().randrange(1 << 32)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be had: hundreds of openings need no real syncs."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def logged(place: Path) -> tuple[Path, list[Content]]:
+    """A killed store with most of its content in the log."""
+    seen = fill(place / "made", place / "image", rounds=3)
+    return place / "image", seen
+
+
+@pytest.fixture
+def state(place: Path) -> Path:
+    """Where copies are harmed and opened."""
+    return place / "state"
+
+
+def opened(state: Path) -> tuple[Content, Store]:
+    """Open, look, close; one reopening later the same must be there, without a word."""
+    store = Store.open(state)
+    found = content_of(store)
+    store.close()
+    again = Store.open(state)
+    assert content_of(again) == attrs.evolve(found, epoch=found.epoch + 1)
+    assert not again.condition.warning
+    assert not again.condition.damage
+    again.close()
+    return attrs.evolve(found, epoch=found.epoch - 1), store
+
+
+def test_a_kill_loses_nothing(logged: tuple[Path, list[Content]], state: Path) -> None:
+    """What was durable is there after a kill, without a warning."""
+    image, seen = logged
+    found, store = opened(copied(image, state))
+    assert found == seen[-1]
+    assert not store.condition.warning
+    assert not store.degraded
+
+
+def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
+    logged: tuple[Path, list[Content]], state: Path
+) -> None:
+    """A torn tail is dropped with one warning; everything before it is there."""
+    image, seen = logged
+    content = (image / "store" / LOG).read_bytes()
+    whole = frames.walk(content)
+    before = frames.walk(content[: whole.end - 1]).end
+    assert whole.end == len(content)
+    assert before < whole.end - frames.FRAME
+    # Each byte of what tells frames apart; of their pages each 61st, and the last ones.
+    offsets = {*range(before, before + 64), *range(before, whole.end, 61)}
+    offsets |= set(range(whole.end - 64, whole.end))
+    for offset in sorted(offsets):
+        harmed = copied(image, state)
+        with (harmed / "store" / LOG).open("r+b") as stream:
+            stream.truncate(offset)
+        found, store = opened(harmed)
+        assert found == seen[-2], offset
+        assert bool(store.condition.warning) == (offset > before), offset
+
+
+def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], state: Path) -> None:
+    """In the last transaction it is a torn tail, anywhere before it the store is set aside."""
+    image, seen = logged
+    content = (image / "store" / LOG).read_bytes()
+    whole = frames.walk(content)
+    last = frames.walk(content[: whole.end - 1]).end
+    rng = random.Random(SEED)
+    print("seed", SEED)
+    offsets = [rng.randrange(len(content)) for _ in range(150)]
+    offsets += [last + rng.randrange(whole.end - last) for _ in range(20)]
+    offsets += [*range(32), *range(frames.HEADER, frames.HEADER + frames.FRAME)]
+    for offset in offsets:
+        harmed = copied(image, state)
+        flipped = bytearray(content)
+        flipped[offset] ^= 1 << rng.randrange(8)
+        (harmed / "store" / LOG).write_bytes(flipped)
+        found, store = opened(harmed)
+        if offset < last:
+            assert store.condition.damage, offset
+            assert store.degraded
+        else:
+            assert found == seen[-2], offset
+            assert store.condition.warning, offset
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_c04_one_byte_flipped_in_the_database(place: Path, state: Path, *, killed: bool) -> None:
+    """Wrong rows are never given: the truth, or a store that is set aside, or refused."""
+    made, image = place / "made", place / "image"
+    fill(made, image, rounds=4, killed=False)
+    if killed:
+        shutil.rmtree(image)
+        fill(made, image, rounds=0)
+    store = Store.open(copied(image, state))
+    truth = content_of(store)
+    store.close()
+    content = (image / "store" / FILE).read_bytes()
+    rng = random.Random(SEED)
+    print("seed", SEED)
+    verdicts = {"truth": 0, "damage": 0, "newer": 0}
+    for offset in [rng.randrange(len(content)) for _ in range(300)] + [*range(100)]:
+        harmed = copied(image, state)
+        flipped = bytearray(content)
+        flipped[offset] ^= 1 << rng.randrange(8)
+        (harmed / "store" / FILE).write_bytes(flipped)
+        try:
+            store = Store.open(harmed)
+        except StoreTooNew:
+            assert offset in range(60, 64)
+            verdicts["newer"] += 1
+            continue
+        found = content_of(store)
+        store.close()
+        if store.condition.damage:
+            verdicts["damage"] += 1
+            assert store.degraded
+        else:
+            verdicts["truth"] += 1
+            assert found == truth, offset
+    print(verdicts)
+    assert verdicts["damage"] > 50
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("log gone", "log is empty or gone"),
+        ("log empty", "log is empty or gone"),
+        ("database gone", "database is empty or gone"),
+        ("database empty", "database is empty or gone"),
+        ("mark gone", "is gone"),
+        ("mark harmed", "does not say what it has to"),
+    ],
+)
+def test_c04_what_was_lost_is_damage(place: Path, state: Path, harm: str, says: str) -> None:
+    """A file that went, or went back in time, is no older state without a word."""
+    made, image = place / "made", place / "image"
+    fill(made, place / "first", rounds=1, killed=False)
+    fill(made, image, rounds=1)
+    store = copied(image, state) / "store"
+    if harm.endswith("gone"):
+        (store / {"log": LOG, "database": FILE, "mark": MARK}[harm.split(maxsplit=1)[0]]).unlink()
+    elif harm == "mark harmed":
+        (store / MARK).write_bytes(b"open 1x\n")
+    else:
+        (store / {"log": LOG, "database": FILE}[harm.split(maxsplit=1)[0]]).write_bytes(b"")
+    before = {each.name: each.read_bytes() for each in store.iterdir()}
+    opened_ = Store.open(state)
+    assert says in opened_.condition.damage
+    aside = opened_.condition.aside
+    assert aside is not None
+    assert content_of(opened_) == Content((), {}, "", 1)
+    opened_.close()
+    evidence = aside / "evidence" if (aside / "evidence").exists() else aside
+    after = {name: (evidence / name).read_bytes() for name in (FILE, LOG) if name in before}
+    if "database gone" not in harm:
+        assert after == {name: before[name] for name in after}
+    assert json.loads((aside / "damage.json").read_text())["damage"] == opened_.condition.damage
+
+
+def test_an_older_copy_of_a_closed_store_is_damage(place: Path, state: Path) -> None:
+    """A database that knows less than its mark was exchanged for an older one."""
+    made = place / "made"
+    fill(made, place / "first", rounds=1, killed=False)
+    fill(made, place / "second", rounds=1, killed=False)
+    copied(place / "second", state)
+    shutil.copyfile(place / "first" / "store" / FILE, state / "store" / FILE)
+    store = Store.open(state)
+    assert "the database knows of closing 1, and 2 was" in store.condition.damage
+    store.close()
+
+
+def test_a_fresh_store_stays_degraded_until_a_person_ends_it(place: Path, state: Path) -> None:
+    """The flag is there from the first commit, over restarts, and goes with who and why."""
+    fill(place / "made", place / "image", rounds=1)
+    (copied(place / "image", state) / "store" / LOG).unlink()
+    for _ in range(2):
+        store = Store.open(state)
+        assert store.degraded
+        assert "store.damaged-" in store.degraded_why
+        store.close()
+
+    async def settle() -> None:
+        store = Store.open(state)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await store.end_degraded("root", "looked at it")
+            assert not store.degraded
+            nursery.cancel_scope.cancel(reason="test")
+
+    trio.run(settle)
+    store = Store.open(state)
+    assert not store.degraded
+    assert store.writer.meta.settled.endswith(" root: looked at it")
+    store.close()
+
+
+def test_c04_a_kill_while_damage_is_set_aside(
+    place: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the rename and the fresh store's first commit, it is degraded all the same."""
+    fill(place / "made", place / "image", rounds=1)
+    (copied(place / "image", state) / "store" / LOG).unlink()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("condition.preserve", "opening._begin"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"reconciled.journal.{name}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                Store.open(state)
+    assert len(list(state.glob("store.damaged-*"))) == 1
+    store = Store.open(state)
+    assert store.degraded
+    assert not store.condition.damage
+    store.close()
+
+
+def test_c04_a_kill_at_each_write_of_an_opening(place: Path, state: Path) -> None:
+    """Recovery of the store is repeatable: cut short at any point it comes to the same end."""
+    seen = fill(place / "made", place / "image", rounds=2)
+    images = place / "images"
+    copied(place / "image", state)
+    points = 0
+
+    def hook(event: str, _: tuple[object, ...]) -> None:
+        nonlocal points
+        if watched and event in ("os.rename", "os.remove", "open", "sqlite3.connect"):
+            watched.clear()
+            shutil.copytree(state / "store", images / str(points) / "store")
+            points += 1
+            watched.append(state)
+
+    watched = [state]
+    sys.addaudithook(hook)
+    Store.open(state).close()
+    watched.clear()
+    assert points > 10
+    for point in range(points):
+        found, store = opened(copied(images / str(point), state))
+        assert (found.operations, found.applied) == (seen[-1].operations, seen[-1].applied), point
+        assert store.condition.warning == store.condition.damage == "", point

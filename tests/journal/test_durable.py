@@ -1,0 +1,376 @@
+"""Operations in the store: what each call makes durable, and in how many commits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+from images import HERE
+
+from reconciled.core.resources import Fingerprint, Key
+from reconciled.journal.durable import DurableOperations, History
+from reconciled.journal.machine import Machine
+from reconciled.journal.records import (
+    Ending,
+    Hold,
+    NotJournaled,
+    OnceBegan,
+    OperationOpen,
+    OperationRecord,
+    OperationUnknown,
+    Owned,
+    Resolution,
+    StepState,
+)
+from reconciled.journal.rows import read_open, read_past
+from reconciled.journal.snapshot import open_snapshot
+from reconciled.journal.store import Store
+
+KEY = Key("site/motd")
+OWNED = Owned("File", {"path": "/etc/motd"}, Fingerprint("f"), "/etc/x")
+HOLD = Hold("it was cut", "cut", "observed different", 9.0)
+
+
+@attrs.define(eq=False)
+class Journal:
+    """An open store with its operations; on_disk() is what a start would find."""
+
+    store: Store
+    operations: DurableOperations
+    state: Path
+
+    def on_disk(self, operation: str) -> OperationRecord | None:
+        """The open operation as the store has it."""
+        found = {each.id: each for each in self.store.open_operations()}
+        return found.get(operation)
+
+    def same(self) -> bool:
+        """Whether memory and disk agree."""
+        return self.operations.open() == self.store.open_operations()
+
+
+@asynccontextmanager
+async def journal(
+    state: Path, *, history: History | None = None, machine: Machine = HERE, run: bool = True
+) -> AsyncIterator[Journal]:
+    """Open, run the writer, and close cleanly."""
+    store = Store.open(state)
+    operations = DurableOperations.over(store, history=history, machine=machine)
+    async with trio.open_nursery() as nursery:
+        if run:
+            await nursery.start(store.run)
+        yield Journal(store, operations, state)
+        nursery.cancel_scope.cancel(reason="test")
+    store.close()
+
+
+async def test_three_steps_that_may_be_repeated_are_four_commits(tmp_path: Path) -> None:
+    """begin, step 1, step 2, step 3 with the end: each step is durable before the next starts."""
+    async with journal(tmp_path) as made:
+        operations, store = made.operations, made.store
+        record = await operations.begin(KEY, "apply", {"spec": 1}, owned=OWNED)
+        assert store.commits == 1
+        for number, name in enumerate(("a", "b", "c")):
+            await operations.started(record.id, name, "idempotent")
+            assert store.commits == 1 + number
+            on_disk = made.on_disk(record.id)
+            assert on_disk is not None
+            durable = [step.name for step in on_disk.steps if step.state is StepState.DONE]
+            assert durable == ["a", "b", "c"][:number]
+            kept = await operations.done(record.id, name, "idempotent", {"n": (number,)})
+            assert kept == {"n": [number]}
+            assert store.commits == 1 + number
+        await operations.end(record.id, Ending.DONE)
+        assert store.commits == 4
+        assert operations.open() == []
+        (past,) = (await operations.past()).records
+    assert [(step.name, step.data) for step in past.steps] == [
+        ("a", {"n": [0]}),
+        ("b", {"n": [1]}),
+        ("c", {"n": [2]}),
+    ]
+    assert (past.ending, past.pinned) == (Ending.DONE, {"spec": 1})
+
+
+async def test_a_step_that_runs_once_is_durable_before_it_starts_and_when_it_is_done(
+    tmp_path: Path,
+) -> None:
+    """ONCE costs a commit each way, and takes what is pending along."""
+    async with journal(tmp_path) as made:
+        operations = made.operations
+        record = await operations.begin(KEY, "apply", {})
+        await operations.started(record.id, "a", "pure")
+        await operations.done(record.id, "a", "pure")
+        await operations.started(record.id, "b", "once")
+        assert made.store.commits == 2
+        on_disk = made.on_disk(record.id)
+        assert on_disk is not None
+        assert [(each.name, each.state) for each in on_disk.steps] == [
+            ("a", StepState.DONE),
+            ("b", StepState.STARTED),
+        ]
+        await operations.done(record.id, "b", "once", 7)
+        assert made.store.commits == 3
+        assert made.same()
+        with pytest.raises(OnceBegan, match="its step b"):
+            await operations.restart(record.id)
+
+
+async def test_one_open_operation_a_key(tmp_path: Path) -> None:
+    """A second one is refused while the first is open, on its way, or closing."""
+    async with journal(tmp_path, run=False) as made, trio.open_nursery() as nursery:
+        operations = made.operations
+        nursery.start_soon(operations.begin, KEY, "apply", {})
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(OperationOpen, match="has the open operation apply"):
+            await operations.begin(KEY, "apply", {})
+        await nursery.start(made.store.run)
+        await trio.testing.wait_all_tasks_blocked()
+        while not operations.open():
+            await trio.lowlevel.checkpoint()
+        (record,) = operations.open()
+        with pytest.raises(OperationOpen):
+            await operations.begin(KEY, "apply", {})
+        await operations.end(record.id, Ending.FAILED)
+        await operations.begin(KEY, "apply", {})
+        nursery.cancel_scope.cancel(reason="test")
+
+
+async def test_what_a_key_owns_is_written_with_its_intent(tmp_path: Path) -> None:
+    """One commit holds both, or neither of them."""
+    async with journal(tmp_path) as made:
+        await made.operations.begin(KEY, "apply", {}, owned=OWNED)
+        assert made.store.commits == 1
+        assert made.store.begun(KEY) == "f"
+        applied = await made.store.recall(KEY)
+        assert applied is not None
+        assert (applied.spec, applied.base, applied.complete) == (OWNED.spec, "/etc/x", False)
+
+
+async def test_c02_a_recovery_is_counted_durably_and_forgotten_by_a_word(tmp_path: Path) -> None:
+    """count() raises attempt and recoveries on disk before it returns; by_itself() resets one."""
+    async with journal(tmp_path) as made:
+        record = await made.operations.begin(KEY, "apply", {})
+    elsewhere = Machine("other boot", "other machine")
+    async with journal(tmp_path, machine=elsewhere) as made:
+        operations = made.operations
+        found = operations.open_of(KEY)
+        assert found == record
+        assert (found.attempt, found.epoch, found.machine_id) == (1, 1, "machine")
+        for recoveries in (1, 2):
+            counted = await operations.count(record.id)
+            assert made.on_disk(record.id) == counted
+            assert (counted.attempt, counted.recoveries) == (1 + recoveries, recoveries)
+        assert (counted.epoch, counted.boot_id) == (2, "other boot")
+        await operations.by_itself(record.id)
+        assert (operations.open()[0].recoveries, operations.open()[0].attempt) == (0, 3)
+        assert made.same()
+
+
+async def test_a_hold_stays_over_restarts_until_it_is_resolved(tmp_path: Path) -> None:
+    """Reason and evidence are kept; a decision lifts it with who and why, in one commit."""
+    async with journal(tmp_path) as made:
+        record = await made.operations.begin(KEY, "apply", {})
+        await made.operations.hold(record.id, HOLD)
+    async with journal(tmp_path) as made:
+        operations = made.operations
+        assert operations.open()[0].hold == HOLD
+        before = made.store.commits
+        await operations.resolve(record.id, Resolution.FORWARD, "root", "looked at it")
+        assert made.store.commits == before + 1
+        (found,) = operations.open()
+        assert found.hold is None
+        (note,) = found.notes
+        assert (note.who, note.what, note.why) == ("root", "forward", "looked at it")
+        assert made.same()
+
+
+@pytest.mark.parametrize(
+    ("decision", "ending"),
+    [(Resolution.COMPLETE, Ending.COMPLETED), (Resolution.ABANDON, Ending.ABANDONED)],
+)
+async def test_some_decisions_close(tmp_path: Path, decision: Resolution, ending: Ending) -> None:
+    """Complete and abandon note and close in one commit, and free the key."""
+    async with journal(tmp_path) as made:
+        operations = made.operations
+        record = await operations.begin(KEY, "apply", {})
+        await operations.hold(record.id, HOLD)
+        before = made.store.commits
+        await operations.resolve(record.id, decision, "root", "gone")
+        assert made.store.commits == before + 1
+        assert operations.open_of(KEY) is None
+        (past,) = (await operations.past(prefix=record.id[:12])).records
+        assert (past.ending, past.hold, past.notes[0].why) == (ending, None, "gone")
+
+
+async def test_a_compensation_closes_what_it_undoes_in_one_commit(tmp_path: Path) -> None:
+    """Both are linked, and at no instant the key has none or two."""
+    async with journal(tmp_path) as made:
+        operations = made.operations
+        first = await operations.begin(KEY, "apply", {"spec": 1})
+        await operations.started(first.id, "a", "idempotent")
+        await operations.done(first.id, "a", "idempotent")
+        before = made.store.commits
+        second = await operations.begin(KEY, "undo apply", {"spec": 1}, undoes=first.id)
+        assert made.store.commits == before + 1
+        assert operations.open() == [second]
+        assert operations.open_of(KEY) == second
+        (past,) = (await operations.past()).records
+        assert (past.ending, past.undone_by) == (Ending.ROLLED_BACK, second.id)
+        assert second.undoes == first.id
+        assert past.steps[0].name == "a"
+        with pytest.raises(OperationUnknown):
+            await operations.begin(KEY, "undo apply", {}, undoes=first.id)
+        with pytest.raises(ValueError, match="is an operation of site/motd"):
+            await operations.begin(Key("site/other"), "undo", {}, undoes=second.id)
+
+
+async def test_restart_forgets_the_steps(tmp_path: Path) -> None:
+    """What is not ONCE begins again from the first step, on disk too."""
+    async with journal(tmp_path) as made:
+        record = await made.operations.begin(KEY, "apply", {})
+        for name in ("a", "b"):
+            await made.operations.started(record.id, name, "idempotent")
+            await made.operations.done(record.id, name, "idempotent")
+        await made.operations.restart(record.id)
+        assert made.operations.open()[0].steps == ()
+        assert made.same()
+
+
+async def test_a_begin_that_was_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+    """Written all the same, it is closed as abandoned by itself, and its key is free."""
+    async with journal(tmp_path, run=False) as made, trio.open_nursery() as nursery:
+        with trio.move_on_after(0):
+            await made.operations.begin(KEY, "apply", {})
+        assert made.operations.open_of(KEY) is not None
+        await nursery.start(made.store.run)
+        while made.operations.open_of(KEY) is not None:
+            await trio.lowlevel.checkpoint()
+        (past,) = (await made.operations.past()).records
+        assert past.ending is Ending.ABANDONED
+        assert made.same()
+        nursery.cancel_scope.cancel(reason="test")
+
+
+async def test_an_end_that_was_cancelled_is_pending_until_it_is_durable(tmp_path: Path) -> None:
+    """The key stays blocked meanwhile; nothing else may be done with the operation."""
+    async with journal(tmp_path) as made:
+        record = await made.operations.begin(KEY, "apply", {})
+        with trio.move_on_after(0):
+            await made.operations.end(record.id, Ending.DONE)
+        assert made.operations.pending == (record,)
+        with pytest.raises(OperationOpen):
+            await made.operations.begin(KEY, "apply", {})
+        with pytest.raises(OperationUnknown):
+            await made.operations.hold(record.id, HOLD)
+        while made.operations.pending:
+            await trio.lowlevel.checkpoint()
+        assert made.on_disk(record.id) is None
+
+
+async def test_a_closed_store_takes_no_intent(tmp_path: Path) -> None:
+    """An intent after the writer's end is refused, and blocks nothing."""
+    async with journal(tmp_path) as made:
+        pass
+    with pytest.raises(NotJournaled, match="closed"):
+        await made.operations.begin(KEY, "apply", {})
+    assert made.operations.open_of(KEY) is None
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
+async def test_what_json_cannot_express_is_the_callers_error(tmp_path: Path, value: Any) -> None:
+    """It is refused before anything is written, and nothing is blocked by it."""
+    async with journal(tmp_path) as made:
+        with pytest.raises(TypeError):
+            await made.operations.begin(KEY, "apply", value)
+        record = await made.operations.begin(KEY, "apply", {})
+        await made.operations.started(record.id, "a", "once")
+        with pytest.raises(TypeError):
+            await made.operations.done(record.id, "a", "once", value)
+        assert made.same()
+
+
+async def test_the_history_is_bounded_without_commits_of_its_own(tmp_path: Path) -> None:
+    """What ends takes the oldest past ones along, by number; the newest are kept."""
+    async with journal(tmp_path, history=History(operations=10)) as made:
+        ids = []
+        for _ in range(30):
+            record = await made.operations.begin(KEY, "apply", {})
+            await made.operations.end(record.id, Ending.DONE)
+            ids.append(record.id)
+        assert made.store.commits == 60
+        kept = await made.operations.past(limit=1000)
+        assert [each.id for each in kept.records] == ids[:-11:-1]
+
+
+async def test_what_ended_long_ago_goes(tmp_path: Path) -> None:
+    """By age too, a few with each that ends, or by prune() in slices."""
+    store = Store.open(tmp_path)
+    time = 0.0
+    operations = DurableOperations.over(
+        store, history=History(age=100.0), machine=HERE, now=lambda: time
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for _ in range(20):
+            record = await operations.begin(KEY, "apply", {})
+            await operations.end(record.id, Ending.DONE)
+        time = 101.0
+        record = await operations.begin(KEY, "apply", {})
+        await operations.end(record.id, Ending.DONE)
+        assert len((await operations.past()).records) == 17
+        assert await operations.prune(most=10) == 10
+        assert await operations.prune(most=10) == 6
+        assert await operations.prune(most=10) == 0
+        assert [each.id for each in (await operations.past()).records] == [record.id]
+        nursery.cancel_scope.cancel(reason="test")
+
+
+async def test_a_past_row_that_was_harmed_is_left_out_and_counted(tmp_path: Path) -> None:
+    """The history decides nothing: a bad row is neither believed nor a reason to stop."""
+    async with journal(tmp_path) as made:
+        for _ in range(2):
+            record = await made.operations.begin(KEY, "apply", {})
+            await made.operations.end(record.id, Ending.DONE)
+        await made.store.write(
+            lambda connection: connection.execute("UPDATE past SET ended = 0 WHERE seq = 1")
+        )
+        past = await made.operations.past()
+        assert ([each.id for each in past.records], past.damaged) == ([record.id], 1)
+
+
+async def test_a_snapshot_shows_open_and_past_ones(tmp_path: Path) -> None:
+    """Readers beside the daemon see steps, holds and what is over."""
+    async with journal(tmp_path) as made:
+        operations = made.operations
+        over = await operations.begin(KEY, "apply", {})
+        await operations.end(over.id, Ending.FAILED, "no such user")
+        held = await operations.begin(KEY, "apply", {})
+        await operations.started(held.id, "a", "once")
+        await operations.hold(held.id, HOLD)
+        with open_snapshot(tmp_path) as connection:
+            assert connection is not None
+            assert read_open(connection) == operations.open()
+            (past,) = read_past(connection, 10).records
+            assert read_past(connection, 10, over.id[:20]).records == (past,)
+            assert read_past(connection, 10, "zz").records == ()
+        assert (past.id, past.ending) == (over.id, Ending.FAILED)
+        assert [note.why for note in past.notes] == ["no such user"]
+
+
+async def test_a_critical_part_is_noted_with_the_next_write(tmp_path: Path) -> None:
+    """It costs no commit of its own."""
+    async with journal(tmp_path) as made:
+        record = await made.operations.begin(KEY, "apply", {})
+        made.operations.mark_critical(record.id)
+        assert made.store.commits == 1
+        await made.operations.started(record.id, "a", "once")
+        found = made.on_disk(record.id)
+        assert found is not None
+        assert found.critical
