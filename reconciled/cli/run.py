@@ -14,11 +14,17 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     signals = Signals()
     signals.install()
 
+    import gc
     import os
 
+    # Imports make what stays, not garbage: to look for it takes a tenth of the start. Frozen, it
+    # is never looked at again, which keeps full collections short, above all those of a stop.
+    gc.disable()
     from reconciled.config.load import find_config
     from reconciled.runtime.start import run_daemon
 
+    gc.freeze()
+    gc.enable()
     path = find_config(arguments.config, os.environ)
     code = run_daemon(path, dict(os.environ), signals, once=arguments.once)
     # Everything is written and released. Rejected: returning, for the interpreter's own end costs
