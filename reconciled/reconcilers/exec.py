@@ -3,6 +3,9 @@
 It uses what any plugin may use and nothing more. Whether an apply is needed is asked of
 ``check``; without one, it is needed when the spec is not the one that was last applied.
 Outcomes are decided by exit codes alone; output is for people.
+
+After an interruption ``recover`` has the say. It runs as part of observe(), since recover() is
+a pure function: its exit code is data of the observation.
 """
 
 from __future__ import annotations
@@ -10,28 +13,36 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import attrs
 
 from reconciled.api import (
     Change,
+    Decision,
     Ended,
+    Interrupted,
+    Observation,
+    Observed,
     Operation,
     ProgramFailed,
     Reconciler,
     Request,
     Result,
     Seconds,
+    Step,
+    StepKind,
     done,
     retry,
     run_program,
 )
+from reconciled.reconcilers.answers import Recovering, action_of, decision, has_word
 
 _RESERVED = "RECONCILED_"
 _AS_DESIRED = 0
 _MUST_APPLY = 1
+_TOLD = {Observed.AS_DESIRED: "0", Observed.DIFFERENT: "1", Observed.UNKNOWN: "unknown"}
 
 
 def _program(_: object, attribute: attrs.Attribute[Any], value: list[str]) -> None:
@@ -96,17 +107,13 @@ class ExecReconciler(Reconciler[Exec]):
         """What ``critical`` asks for, in seconds."""
         return spec.critical.budget if spec.critical else None
 
-    def not_built(self, spec: Exec) -> list[str]:
-        """The fields of *spec* that are accepted, and have no effect in this release."""
-        named = {"recover": spec.recover, "rollback": spec.rollback, "once": spec.once}
-        return [name for name, value in named.items() if value]
-
     async def reconcile(self, request: Request[Exec]) -> Result:
         """Check, apply if that says so, and check again."""
         try:
             if await _as_desired(request):
                 return done()
-            await _operate(request, "apply", request.spec.apply)
+            kind = StepKind.ONCE if request.spec.once else StepKind.IDEMPOTENT
+            await _operate(request, "apply", request.spec.apply, kind)
             # During a stop the next start checks anyway, and every second counts.
             if request.spec.check is None or request.stopping:
                 return done("applied")
@@ -139,6 +146,63 @@ class ExecReconciler(Reconciler[Exec]):
             return []
         return [Change("run", spec.apply[0], "\n".join(ended.tail))]
 
+    async def observe(self, request: Request[Exec]) -> Observation:
+        """What ``check`` says, UNKNOWN without one.
+
+        After an interruption also what ``recover`` says, unless the program itself had the
+        last word.
+        """
+        seen = await _look(request)
+        interrupted: Recovering | None = getattr(request, "interrupted", None)
+        if interrupted is None or request.spec.recover is None or has_word(interrupted):
+            return seen
+        return await _ask(request, request.spec.recover, interrupted, seen)
+
+    def recover(self, interrupted: Interrupted, observation: Observation | None) -> Decision | None:
+        """Take over how its program ended, else do what ``recover`` said; no opinion without."""
+        asked = interrupted.spec.recover is not None
+        return decision(interrupted, observation, asked=asked)
+
+    def can_undo(self, spec: Exec) -> bool:
+        """Whether there is a ``rollback``."""
+        return spec.rollback is not None
+
+    async def undo(self, request: Request[Exec], step: Step) -> None:  # noqa: ARG002 apply is all
+        """Run ``rollback``, critical as apply is. Raises ProgramFailed."""
+        if request.spec.rollback is None:
+            raise ProgramFailed("there is no rollback in the spec that was applied")
+        async with request.operation("rollback") as operation, _shield(request, operation):
+            undoes = {"RECONCILED_UNDOES": getattr(operation, "undoes", "")}
+            (await _run(request, "rollback", request.spec.rollback, operation, undoes)).check()
+
+
+async def _look(request: Request[Exec]) -> Observation:
+    if request.spec.check is None:
+        return Observation(Observed.UNKNOWN, "there is no check to ask")
+    try:
+        ended = await _check(request, request.spec.check)
+    except ProgramFailed as failure:
+        return Observation(Observed.UNKNOWN, str(failure))
+    state = Observed.AS_DESIRED if ended.code == _AS_DESIRED else Observed.DIFFERENT
+    return Observation(state, str(ended))
+
+
+async def _ask(
+    request: Request[Exec], argv: list[str], interrupted: Recovering, seen: Observation
+) -> Observation:
+    """*seen*, with what ``recover`` answered; UNKNOWN where it gave no answer."""
+    told = {"RECONCILED_OBSERVED": _TOLD[seen.state], "RECONCILED_ACTION": action_of(interrupted)}
+    if interrupted.undoes:
+        told["RECONCILED_UNDOES"] = interrupted.undoes
+    try:
+        ended = await _run(request, "recover", argv, interrupted, told)
+    except ProgramFailed as failure:
+        return attrs.evolve(seen, data={"code": None, "said": str(failure)})
+    if ended.code is None:
+        # It was stopped from outside, and may be what kills: that counts as no word at all.
+        return Observation(Observed.UNKNOWN, str(ended))
+    return attrs.evolve(seen, data={"code": ended.code, "said": str(ended)})
+
 
 async def _as_desired(request: Request[Exec]) -> bool:
     if request.spec.check is None:
@@ -148,50 +212,52 @@ async def _as_desired(request: Request[Exec]) -> bool:
 
 async def _check(request: Request[Exec], argv: list[str]) -> Ended:
     """Raises ProgramFailed unless the answer is yes or no."""
-    ended = await _run(request, "check", argv, request.output, {})
+    ended = await _run(request, "check", argv)
     if ended.code == _MUST_APPLY:
         return ended
     return ended.check()
 
 
-async def _operate(request: Request[Exec], action: str, argv: list[str]) -> None:
+async def _operate(
+    request: Request[Exec], action: str, argv: list[str], kind: StepKind = StepKind.IDEMPOTENT
+) -> None:
     """Run *argv* as an operation, shielded if the spec says so; raises ProgramFailed."""
-    critical = request.spec.critical
     async with request.operation(action) as operation:
 
         async def step() -> dict[str, float]:
-            identity = _identity(operation)
-            ended = await _run(request, action, argv, operation.directory, identity)
+            ended = await _run(request, action, argv, operation)
             return {"duration": round(ended.check().duration, 3)}
 
-        shield = operation.critical(budget=critical.budget) if critical else _NO_SHIELD
-        async with shield:
+        async with _shield(request, operation):
             # A step, because its end is durable before the shield ends: an operation that is
             # entered again, whatever cut it off, does not repeat a program that ended well.
-            await operation.step(action, step)
+            await operation.step(action, step, kind=kind)
 
 
-_NO_SHIELD = contextlib.nullcontext()
-
-
-def _identity(operation: Operation) -> dict[str, str]:
-    return {
-        "RECONCILED_OPERATION": operation.id,
-        "RECONCILED_ATTEMPT": str(operation.attempt),
-        "RECONCILED_STEP": operation.last_step,
-        "RECONCILED_EPOCH": str(operation.epoch),
-    }
+def _shield(request: Request[Exec], operation: Operation) -> AbstractAsyncContextManager[object]:
+    critical = request.spec.critical
+    return operation.critical(budget=critical.budget) if critical else contextlib.nullcontext()
 
 
 async def _run(
-    request: Request[Exec], action: str, argv: list[str], output: Path, identity: dict[str, str]
+    request: Request[Exec],
+    action: str,
+    argv: list[str],
+    operation: Operation | Recovering | None = None,
+    told: Mapping[str, str] | None = None,
 ) -> Ended:
-    told = {"RECONCILED_KEY": request.key, "RECONCILED_ACTION": action, **identity}
+    """Run *argv*, a program of *operation* if there is one."""
     return await run_program(
         argv,
-        output=output,
+        operation=operation,
+        output=request.output if operation is None else None,
         name=action,
         stdin=json.dumps(request.raw_spec, ensure_ascii=False).encode(),
-        environment={**request.spec.environment, **told},
+        environment={
+            **request.spec.environment,
+            "RECONCILED_KEY": request.key,
+            "RECONCILED_ACTION": action,
+            **(told or {}),
+        },
         directory=request.base / request.spec.directory,
     )

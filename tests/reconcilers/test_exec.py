@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
-from reconciled.api import Change, Outcome, ProgramFailed, Request
+from reconciled.api import (
+    Abandon,
+    Change,
+    Complete,
+    Decision,
+    Hold,
+    Interrupted,
+    Observation,
+    Observed,
+    Outcome,
+    ProgramEnd,
+    ProgramFailed,
+    Request,
+    Retry,
+    RollBack,
+    RollForward,
+    Step,
+    StepKind,
+    Wait,
+)
 from reconciled.config.structure import structure
 from reconciled.core.durations import Seconds
 from reconciled.core.problems import Invalid
@@ -167,6 +188,7 @@ async def test_told(tmp_path: Path) -> None:
         "RECONCILED_ACTION=apply",
         "RECONCILED_ATTEMPT=3",
         "RECONCILED_EPOCH=7",
+        f"RECONCILED_HANDLE=3:{tmp_path / 'op'}",
         "RECONCILED_KEY=site/x",
         "RECONCILED_OPERATION=op-9",
         "RECONCILED_STEP=half",
@@ -292,6 +314,230 @@ async def test_plan_without_check(tmp_path: Path) -> None:
     assert runs(tmp_path) == []
 
 
+# -- after an interruption --------------------------------------------------
+
+
+@attrs.frozen
+class Left:
+    """The interrupted operation, as the request of its recovery names it."""
+
+    name: str
+    directory: Path
+    id: str = "op-9"
+    attempt: int = 1
+    epoch: int = 7
+    last_step: str = ""
+    undoes: str = ""
+    ended: ProgramEnd | None = None
+
+
+@attrs.define(eq=False)
+class Undoing(FakeOperation):
+    """An operation that takes another one back."""
+
+    undoes: str = "op-9"
+
+
+def interrupted(spec: Exec, **fields: Any) -> Interrupted:
+    """The same as recover() sees it."""
+    given = {"id": "op-9", "key": "site/x", "name": "apply", "attempt": 2, **fields}
+    return Interrupted(spec=spec, **given)
+
+
+async def decide(request: Request[Exec], **fields: Any) -> tuple[Observation, Decision | None]:
+    """Observe, and decide on what was seen."""
+    reconciler = ExecReconciler()
+    seen = await reconciler.observe(request)
+    return seen, reconciler.recover(interrupted(request.spec, **fields), seen)
+
+
+@pytest.mark.parametrize(
+    ("check", "state"),
+    [
+        ("exit 0", Observed.AS_DESIRED),
+        ("exit 1", Observed.DIFFERENT),
+        ("exit 2", Observed.UNKNOWN),
+        ("kill -9 $$", Observed.UNKNOWN),
+        (None, Observed.UNKNOWN),
+    ],
+)
+async def test_observe(tmp_path: Path, check: str | None, state: Observed) -> None:
+    """What is there is what check says: 0 and 1 are answers, everything else is unknown."""
+    spec = Exec(["true"], check=None if check is None else script(tmp_path, "check", check))
+    fake, request = ask(tmp_path, spec)
+    seen = await ExecReconciler().observe(request)
+    assert (seen.state, seen.data) == (state, None)
+    assert fake.operations == []
+
+
+@pytest.mark.parametrize(
+    ("check", "told"), [("exit 0", "0"), ("exit 1", "1"), ("exit 9", "unknown"), (None, "unknown")]
+)
+async def test_recover_is_told(tmp_path: Path, check: str | None, told: str) -> None:
+    """The program recover is always asked, by the operation, and told what was observed."""
+    env = "env | grep -e ^RECONCILED > env; cat > spec"
+    spec = Exec(
+        ["true"],
+        check=None if check is None else script(tmp_path, "check", check),
+        recover=script(tmp_path, "recover", env),
+    )
+    left = Left("apply", tmp_path / "operations" / "op-9", "op-9", attempt=2, last_step="half")
+    _, request = ask(tmp_path, spec, interrupted=left, raw_spec={"apply": ["true"]})
+    _, decision = await decide(request)
+    assert isinstance(decision, Complete)
+    assert json.loads((tmp_path / "spec").read_bytes()) == {"apply": ["true"]}
+    assert sorted((tmp_path / "env").read_text().splitlines()) == [
+        "RECONCILED_ACTION=apply",
+        "RECONCILED_ATTEMPT=2",
+        "RECONCILED_EPOCH=7",
+        f"RECONCILED_HANDLE=2:{left.directory}",
+        "RECONCILED_KEY=site/x",
+        f"RECONCILED_OBSERVED={told}",
+        "RECONCILED_OPERATION=op-9",
+        "RECONCILED_STEP=half",
+    ]
+    assert json.loads((left.directory / "child").read_bytes())["action"] == "recover"
+
+
+SAID = "./recover ended with exit code {}: because"
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "expected"),
+    [
+        (0, {}, Complete(SAID.format(0))),
+        (10, {}, Retry(SAID.format(10))),
+        (10, {"steps": (Step("apply", StepKind.ONCE, done=False),)}, RollForward(SAID.format(10))),
+        (10, {"undoes": "op-8"}, RollForward(SAID.format(10))),
+        (11, {}, RollBack(SAID.format(11))),
+        (11, {"undoes": "op-8"}, RollForward(SAID.format(11))),
+        (12, {}, Hold("recover wants a person to look", SAID.format(12))),
+        (1, {"attempt": 2}, Wait(2, SAID.format(1))),
+        (13, {"attempt": 6}, Wait(32, SAID.format(13))),
+        (13, {"attempt": 60}, Wait(300, SAID.format(13))),
+    ],
+)
+async def test_recover_decides(
+    tmp_path: Path, code: int, fields: dict[str, Any], expected: Decision
+) -> None:
+    """Each exit code of recover is one decision; after an unknown one it is asked again, later."""
+    spec = Exec(["true"], recover=script(tmp_path, "recover", f"echo because; exit {code}"))
+    left = Left("apply", tmp_path / "op-9", undoes=fields.get("undoes", ""))
+    _, request = ask(tmp_path, spec, interrupted=left)
+    _, decision = await decide(request, **fields)
+    assert decision == expected
+
+
+async def test_recover_that_cannot_start(tmp_path: Path) -> None:
+    """A recover that is missing has not answered: it is asked again, it may come."""
+    left = Left("apply", tmp_path / "op-9")
+    _, request = ask(tmp_path, Exec(["true"], recover=["./gone"]), interrupted=left)
+    _, decision = await decide(request)
+    assert isinstance(decision, Wait)
+    assert decision.reason.startswith("./gone cannot be started: there is no ")
+
+
+async def test_c02_recover_that_is_killed(tmp_path: Path) -> None:
+    """C02: a recover that dies by a signal has said nothing: no opinion, on an unknown state."""
+    spec = Exec(
+        ["true"],
+        check=script(tmp_path, "check", "exit 1"),
+        recover=script(tmp_path, "recover", "kill -9 $$"),
+    )
+    _, request = ask(tmp_path, spec, interrupted=Left("apply", tmp_path / "op-9"))
+    seen, decision = await decide(request)
+    assert (seen.state, decision) == (Observed.UNKNOWN, None)
+    assert isinstance(ExecReconciler().recover(interrupted(spec, undoes="op-8"), seen), Wait)
+    assert isinstance(ExecReconciler().recover(interrupted(spec, removal=True), seen), Wait)
+
+
+async def test_program_that_ended_well(tmp_path: Path) -> None:
+    """Exit 0 of a program that outlived its daemon settles it; recover is not asked."""
+    ended = ProgramEnd("apply", 0)
+    spec = Exec(["true"], recover=script(tmp_path, "recover", "exit 12"))
+    left = Left("apply", tmp_path / "op-9", ended=ended)
+    _, request = ask(tmp_path, spec, interrupted=left)
+    _, decision = await decide(request, ended=ended)
+    assert decision == Complete("apply ended with exit code 0 after its daemon was gone")
+    assert runs(tmp_path) == []
+
+
+ONCE = (Step("apply", StepKind.ONCE, done=False),)
+HALF = (Step("half", StepKind.IDEMPOTENT, done=True),)
+
+
+@pytest.mark.parametrize(
+    ("ended", "fields", "expected"),
+    [
+        (ProgramEnd("apply", 4), {}, Abandon("apply ended with exit code 4")),
+        (ProgramEnd("remove", 4), {"name": "remove"}, Abandon("remove ended with exit code 4")),
+        (ProgramEnd("apply", 4), {"steps": ONCE}, None),
+        (ProgramEnd("apply", 4), {"steps": HALF}, None),
+        (ProgramEnd("apply", None, 9), {}, None),
+        (ProgramEnd("recover", 0), {}, None),
+        (None, {}, None),
+    ],
+)
+def test_program_that_ended_otherwise(
+    ended: ProgramEnd | None, fields: dict[str, Any], expected: Decision | None
+) -> None:
+    """Another exit code failed, as if seen; a signal, another program or nothing says nothing."""
+    spec = Exec(["true"])
+    seen = Observation(Observed.DIFFERENT)
+    facts = interrupted(spec, ended=ended, **fields)
+    assert ExecReconciler().recover(facts, seen) == expected
+
+
+async def test_once(tmp_path: Path) -> None:
+    """With once, apply is a step that no policy runs again; otherwise it is idempotent."""
+    for once, kind in ((True, StepKind.ONCE), (False, StepKind.IDEMPOTENT)):
+        fake, request = ask(tmp_path, Exec(["true"], once=once))
+        fake.interrupted = Kinds("apply", tmp_path / "op")
+        await ExecReconciler().reconcile(request)
+        assert fake.operations[0].steps == {"apply": kind.value}
+
+
+class Kinds(FakeOperation):
+    """Keeps the kinds of its steps."""
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[[], Awaitable[Any]],
+        *,
+        kind: StepKind = StepKind.IDEMPOTENT,
+    ) -> Any:
+        self.steps[name] = kind.value
+        return await function()
+
+
+async def test_rollback(tmp_path: Path) -> None:
+    """Rollback runs in the undoing operation, critical as apply is, and is told what it undoes."""
+    spec = Exec(
+        ["true"],
+        rollback=script(tmp_path, "rollback", "env | grep ^RECONCILED > env"),
+        critical=CriticalPart(Seconds(5)),
+    )
+    undoing = Undoing("rollback", tmp_path / "op-10", "op-10")
+    fake, request = ask(tmp_path, spec, interrupted=undoing)
+    await ExecReconciler().undo(request, Step("apply", StepKind.IDEMPOTENT, done=True))
+    told = (tmp_path / "env").read_text().splitlines()
+    for line in ("ACTION=rollback", "UNDOES=op-9", "OPERATION=op-10"):
+        assert f"RECONCILED_{line}" in told
+    assert fake.operations[0].budgets == [5]
+
+
+async def test_rollback_fails(tmp_path: Path) -> None:
+    """A rollback that fails says so; without one nothing can be undone."""
+    spec = Exec(["true"], rollback=script(tmp_path, "rollback", "exit 3"))
+    _, request = ask(tmp_path, spec)
+    step = Step("apply", StepKind.IDEMPOTENT, done=True)
+    with pytest.raises(ProgramFailed, match="exit code 3"):
+        await ExecReconciler().undo(request, step)
+    assert ExecReconciler().can_undo(spec)
+    assert not ExecReconciler().can_undo(Exec(["true"]))
+
+
 # -- the spec --------------------------------------------------------------
 
 
@@ -318,11 +564,10 @@ def test_budget_is_refused(budget: object) -> None:
         structure(CriticalPart, {"budget": budget})
 
 
-def test_not_built() -> None:
-    """What is accepted and has no effect yet is named, so that the host can say so."""
-    assert ExecReconciler().not_built(Exec(["a"])) == []
+def test_everything_is_built() -> None:
+    """No field of the spec is accepted without effect."""
     full = Exec(["a"], recover=["b"], rollback=["c"], once=True)
-    assert ExecReconciler().not_built(full) == ["recover", "rollback", "once"]
+    assert ExecReconciler().not_built(full) == []
 
 
 def test_kind() -> None:

@@ -1,0 +1,116 @@
+"""What follows from the answers of an Exec's programs after an interruption: pure.
+
+The program that was interrupted comes first: if it went on without its daemon and ended with an
+exit code, that is its outcome. Then ``recover`` has the say. Only then is there no opinion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from reconciled.api import (
+    Abandon,
+    Complete,
+    Decision,
+    Hold,
+    Interrupted,
+    Observation,
+    ProgramEnd,
+    Retry,
+    RollBack,
+    RollForward,
+    Wait,
+)
+
+# Exit codes of recover; any other: ask again.
+SETTLED, AGAIN, BACK, HOLD = 0, 10, 11, 12
+LONGEST_WAIT = 300.0  # seconds until it is asked again
+
+
+class Recovering(Protocol):
+    """The interrupted operation, as a request that observes for its recovery names it."""
+
+    @property
+    def id(self) -> str:
+        """The idempotency key."""
+
+    @property
+    def name(self) -> str:
+        """apply, remove, or what the undoing is called."""
+
+    @property
+    def attempt(self) -> int:
+        """The one that is about to run."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of this start of the daemon."""
+
+    @property
+    def last_step(self) -> str:
+        """The last step that is durable."""
+
+    @property
+    def directory(self) -> Path:
+        """``STATE/operations/ID``."""
+
+    @property
+    def undoes(self) -> str:
+        """The operation that it takes back; empty where it takes none."""
+
+    @property
+    def ended(self) -> ProgramEnd | None:
+        """How its program ended after the daemon was gone."""
+
+
+def action_of(interrupted: Interrupted | Recovering) -> str:
+    """What its program does, as that is told what it does."""
+    return "rollback" if interrupted.undoes else interrupted.name
+
+
+def has_word(interrupted: Interrupted | Recovering) -> bool:
+    """Whether its program ended with an exit code: done or failed, but not interrupted."""
+    ended = interrupted.ended
+    return ended is not None and ended.action == action_of(interrupted) and ended.code is not None
+
+
+def decision(
+    interrupted: Interrupted, observation: Observation | None, *, asked: bool
+) -> Decision | None:
+    """What to do, None for no opinion. asked: whether there is a ``recover`` to ask."""
+    ended = interrupted.ended
+    if ended is not None and has_word(interrupted):
+        if ended.code == 0:
+            return Complete(f"{ended.action} ended with exit code 0 after its daemon was gone")
+        if not interrupted.last_step and not interrupted.began_once:
+            # As a failure that the daemon saw itself: closed, and tried anew.
+            return Abandon(f"{ended.action} ended with exit code {ended.code}")
+    if not asked:
+        return None
+    answer = None if observation is None else observation.data
+    if isinstance(answer, Mapping):
+        return _decision(interrupted, answer["code"], answer["said"])
+    if interrupted.removal or interrupted.undoes:
+        return _wait(interrupted, "recover gave no answer")
+    # UNKNOWN then: looked at again, and held when that happens too often.
+    return None
+
+
+def _decision(interrupted: Interrupted, code: int | None, said: str) -> Decision:
+    if code == SETTLED:
+        return Complete(said)
+    if code == HOLD:
+        return Hold("recover wants a person to look", said)
+    if code == BACK and not interrupted.undoes:
+        return RollBack(said)
+    if code in {AGAIN, BACK}:
+        # What takes another operation back is not itself taken back: it goes on.
+        again = interrupted.undoes or interrupted.began_once
+        return RollForward(said) if again else Retry(said)
+    return _wait(interrupted, said)
+
+
+def _wait(interrupted: Interrupted, why: str) -> Wait:
+    return Wait(min(LONGEST_WAIT, 2.0 ** min(interrupted.attempt - 1, 10)), why)
