@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -147,17 +146,6 @@ def judge_numbers(mark: Mark | None, opened: int, closed: int, *, lost: bool) ->
         raise StoreDamaged("the log is empty or gone, and the store was not closed")
     elif opened not in (mark.number, mark.number + 1):
         raise StoreDamaged(f"the database knows of opening {opened}, and {mark.number} was")
-
-
-def preserve(directory: Path) -> None:
-    """Copy the files of a damaged store that SQLite has open: it writes to them as it closes.
-
-    What cannot be copied is left out: the damage itself is told either way.
-    """
-    with contextlib.suppress(OSError):
-        (directory / "evidence").mkdir(mode=0o700, exist_ok=True)
-        for name in (FILE, LOG):
-            shutil.copyfile(directory / name, directory / "evidence" / name)
 
 
 def set_aside(directory: Path, why: str) -> Path:

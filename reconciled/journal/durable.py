@@ -105,6 +105,10 @@ class DurableOperations:
         """The open operation of that id. No I/O."""
         return self._mirror.find(operation)
 
+    def is_closing(self, operation: str) -> bool:
+        """Whether it is over, and its outcome not durable yet. No I/O."""
+        return any(record.id == operation for record in self._mirror.pending())
+
     def open_of(self, key: Key) -> OperationRecord | None:
         """The open operation of *key*, one whose intent is on its way included. No I/O."""
         return self._mirror.of(key)

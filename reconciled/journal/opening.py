@@ -20,7 +20,7 @@ import attrs
 
 from reconciled.journal import condition, schema
 from reconciled.journal.applied import verify_applied
-from reconciled.journal.condition import Condition, Mark, StoreDamaged
+from reconciled.journal.condition import Condition, Left, Mark, StoreDamaged
 from reconciled.journal.meta import Meta, read_meta, write_meta
 from reconciled.journal.rows import RowDamaged, read_open
 from reconciled.journal.schema import FILE, MIGRATIONS, Migration, StoreUnusable
@@ -64,46 +64,74 @@ def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS
         _end_exchange(directory)
         try:
             return _open(directory, migrations, epochs=1)
-        except StoreDamaged as damage:
-            aside = condition.set_aside(directory, str(damage))
-            found = Condition(damage=str(damage), aside=aside)
+        except _SetAside as damage:
+            found = damage.condition
         return attrs.evolve(_open(directory, migrations, epochs=1), condition=found)
-    except (sqlite3.Error, OSError, StoreDamaged) as exc:
+    except (sqlite3.Error, OSError, _SetAside) as exc:
         raise StoreUnusable(directory, str(exc)) from exc
 
 
+class _SetAside(Exception):
+    """The store was damaged, and is elsewhere now."""
+
+    def __init__(self, condition: Condition) -> None:
+        super().__init__(condition.damage)
+        self.condition = condition
+
+
 def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> Opened:
-    schema.make_directory(directory)
-    mark = condition.read_mark(directory)
-    if mark is None:
-        schema.make_file(directory)
-    left = condition.judge_files(directory, mark)
-    with _damage():
-        schema.refuse_newer(directory, len(migrations))
-        condition.cut_tail(directory, left)
-        connection = schema.connect(directory / FILE)
+    connection = None
     try:
+        schema.make_directory(directory)
+        mark = condition.read_mark(directory)
+        left = condition.judge_files(directory, mark)
+        if mark is None:
+            schema.make_file(directory)
         with _damage():
-            version = _version(connection)
-            if version or mark is not None:
-                meta = read_meta(connection)
-                condition.judge_numbers(mark, meta.opened, meta.closed, lost=left.lost)
-                if version < len(migrations):
-                    _spare_the_log(connection, meta)
+            schema.refuse_newer(directory, len(migrations))
+            condition.cut_tail(directory, left)
+            connection = schema.connect(directory / FILE)
+            _judge(connection, mark, left, len(migrations))
             schema.migrate(connection, directory, migrations)
-        _verify(connection, migrations)
+            _verify(connection, migrations)
         meta = _begin(connection, directory, read_meta(connection), epochs)
         condition.write_mark(directory, Mark(meta.opened, closed=False))
-    except StoreDamaged:
-        try:
-            condition.preserve(directory)
-        finally:
-            connection.close()
-        raise
+    except StoreDamaged as damage:
+        aside = condition.set_aside(directory, str(damage))
+        if connection is not None:
+            connection.close()  # its file has moved: it leaves the evidence alone
+        raise _SetAside(Condition(damage=str(damage), aside=aside)) from damage
     except BaseException:
-        connection.close()
+        if connection is not None:
+            _close_untouched(connection, directory)
         raise
     return Opened(connection, meta, Condition(left.warning))
+
+
+def _judge(connection: sqlite3.Connection, mark: Mark | None, left: Left, newest: int) -> None:
+    version = _version(connection)
+    if version or mark is not None:
+        meta = read_meta(connection)
+        condition.judge_numbers(mark, meta.opened, meta.closed, lost=left.lost)
+        if version < newest:
+            _spare_the_log(connection, meta)
+
+
+def _close_untouched(connection: sqlite3.Connection, directory: Path) -> None:
+    """Close, and leave the log as it is.
+
+    SQLite writes it back and removes it as the last connection closes, which would look like a
+    loss beside an open mark; it does not where the file has moved. (From Python 3.12 on a
+    connection can be told so.)
+    """
+    away = _beside(directory, "old")
+    try:
+        directory.rename(away)
+    except OSError:
+        connection.close()
+        return
+    connection.close()
+    away.rename(directory)
 
 
 def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: int) -> Meta:
@@ -133,16 +161,15 @@ def _spare_the_log(connection: sqlite3.Connection, meta: Meta) -> None:
 
 def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
     """Read everything that a decision may rest on. Raises StoreDamaged, sqlite3.Error."""
-    with _damage():
-        if schema.layout(connection) != schema.expected_layout(migrations):
-            raise StoreDamaged("its tables are not those that were made")
-        for table in _VERIFIED:
-            (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
-            if found != "ok":
-                raise StoreDamaged(f"table {table}: {' '.join(found.split())}")
-        read_meta(connection)
-        verify_applied(connection)
-        read_open(connection)
+    if schema.layout(connection) != schema.expected_layout(migrations):
+        raise StoreDamaged("its tables are not those that were made")
+    for table in _VERIFIED:
+        (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
+        if found != "ok":
+            raise StoreDamaged(f"table {table}: {' '.join(found.split())}")
+    read_meta(connection)
+    verify_applied(connection)
+    read_open(connection)
 
 
 @contextlib.contextmanager
@@ -182,6 +209,10 @@ def close_directory(connection: sqlite3.Connection, directory: Path, meta: Meta)
     try:
         with transaction(connection):
             write_meta(connection, attrs.evolve(meta, closed=meta.opened))
+    except BaseException:
+        _close_untouched(connection, directory)
+        raise
+    try:
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
         connection.close()
@@ -196,7 +227,7 @@ def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Ope
     sqlite3.Error or OSError: either *connection* is still open and usable, or the store that is
     there can be opened by reopen().
     """
-    fresh = directory.with_name(f"{directory.name}.new")
+    fresh, old = _beside(directory, "new"), _beside(directory, "old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     schema.copy_into(connection, fresh / FILE)
@@ -207,28 +238,32 @@ def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Ope
     condition.write_mark(fresh, Mark(meta.opened, closed=True))
     for name in sorted(directory.glob("before-*.sqlite")):
         shutil.copy2(name, fresh)
-    # Before the names change: as it closes it removes its log by name, which is the new one's
-    # afterwards. What it writes while it closes goes to files that are given up.
-    with contextlib.suppress(sqlite3.Error):
-        connection.close()
-    directory.rename(directory.with_name(f"{directory.name}.old"))
+    directory.rename(old)
+    connection.close()  # its file has moved: it touches neither old nor new ones
     fresh.rename(directory)
     condition.sync(directory.parent)
     return reopen(directory)
 
 
 def reopen(directory: Path) -> Opened:
-    """Open what exchange() left, in the same epoch. Raises as it does, or StoreDamaged."""
+    """Open what exchange() left, in the same epoch. Raises sqlite3.Error or OSError."""
     _end_exchange(directory)
-    return _open(directory, MIGRATIONS, epochs=0)
+    try:
+        return _open(directory, MIGRATIONS, epochs=0)
+    except _SetAside as exc:
+        raise sqlite3.DatabaseError(str(exc)) from exc
 
 
 def _end_exchange(directory: Path) -> None:
-    """Bring an exchange that was cut off to one of its ends."""
-    fresh, old = (directory.with_name(f"{directory.name}.{name}") for name in ("new", "old"))
-    if fresh.exists() and old.exists() and not directory.exists():
-        fresh.rename(directory)
+    """Bring an exchange, or a closing, that was cut off to one of its ends."""
+    fresh, old = _beside(directory, "new"), _beside(directory, "old")
+    if old.exists() and not directory.exists():
+        (fresh if fresh.exists() else old).rename(directory)
         condition.sync(directory.parent)
     for rubbish in (fresh, old):
         if rubbish.exists() and directory.exists():
             shutil.rmtree(rubbish, ignore_errors=True)
+
+
+def _beside(directory: Path, name: str) -> Path:
+    return directory.with_name(f"{directory.name}.{name}")

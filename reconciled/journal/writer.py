@@ -21,7 +21,6 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.journal.condition import StoreDamaged
 from reconciled.journal.meta import Meta
 from reconciled.journal.opening import close_directory, exchange, reopen
 from reconciled.journal.reserve import Reserve
@@ -253,7 +252,7 @@ class Writer:
                     self._code = 0
                     return False  # the next attempt shows whether there is room for it again
                 self.reserve.make()
-        except (sqlite3.Error, OSError, StoreDamaged):
+        except (sqlite3.Error, OSError):
             return False
         return True
 
@@ -265,7 +264,7 @@ class Writer:
             self._gone = True
             try:
                 opened = exchange(self.connection, self.directory, self.meta)
-            except (sqlite3.Error, OSError, StoreDamaged):
+            except (sqlite3.Error, OSError):
                 self._gone = not _usable(self.connection)
                 raise
         self.connection, self.meta = opened.connection, opened.meta

@@ -1,0 +1,251 @@
+"""Full disks, failing devices, kills: what is refused, what waits, what comes back by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from reconciled.core.resources import Key
+from reconciled.journal import writer
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.records import Ending, NotJournaled
+from reconciled.journal.reserve import Reserve
+from reconciled.journal.store import Store
+
+WORKER = Path(__file__).with_name("worker.py")
+pytestmark = pytest.mark.processes
+
+
+def worker(state: Path, mode: str, *strace: str) -> tuple[list[list[str]], int]:
+    """What the worker said, word by word, and how it ended (strace gives 128 + signal away)."""
+    ended = subprocess.run(
+        [*strace, sys.executable, str(WORKER), str(state), mode],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return [line.split(" ", 2) for line in ended.stdout.splitlines()], ended.returncode
+
+
+def injecting(what: str, state: Path) -> list[str]:
+    """Strace with an injection, for calls on files below *state* alone; skips where it cannot."""
+    strace = shutil.which("strace")
+    trial = strace and subprocess.run(
+        [strace, "-o", "/dev/null", "true"], check=False, capture_output=True
+    )
+    if not trial or trial.returncode:
+        if os.environ.get("CI") == "true":
+            pytest.fail("strace is missing or may not trace: it is needed under CI")
+        pytest.skip("strace is missing or may not trace")
+    files = [f"--trace-path={state}/{name}" for name in FILES]
+    return [str(strace), "-f", "-qq", "-o", "/dev/null", *files, f"--inject={what}"]
+
+
+FILES = (
+    "store/store.sqlite",
+    "store/store.sqlite-wal",
+    "store/opening.new",
+    "store",
+    "store.new/store.sqlite",
+    "store.new",
+)
+
+
+def test_c02_a_poison_pill_is_counted_before_it_kills(tmp_path: Path) -> None:
+    """Killed right behind count(), each start finds one recovery more."""
+    assert worker(tmp_path, "poison") == ([], -signal.SIGKILL)
+    for start in range(1, 6):
+        said, code = worker(tmp_path, "poison")
+        assert (said, code) == ([["counted", str(start + 1), str(start)]], -signal.SIGKILL)
+    store = Store.open(tmp_path)
+    assert [record.recoveries for record in store.open_operations()] == [5]
+    store.close()
+
+
+def check(state: Path, said: list[list[str]]) -> None:
+    """What was said to be durable is; nothing was damaged by our own doing."""
+    store = Store.open(state)
+    assert not store.condition.damage, store.condition
+    assert not store.degraded
+    found = {record.id: record for record in store.open_operations()}
+    rows = store.writer.connection.execute("SELECT id FROM past").fetchall()
+    over = {operation for (operation,) in rows}
+    events: dict[str, set[str]] = {"begun": set(), "started": set(), "done": set(), "ended": set()}
+    for event, *rest in said:
+        if event in events:
+            events[event].add(rest[0])
+    assert events["begun"] <= found.keys() | over
+    assert events["ended"] <= over
+    for operation in events["started"] - over:
+        assert found[operation].once_began == "s"
+    for operation in events["done"] - over:
+        assert found[operation].last_step == "s"
+    store.close()
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("call", ["fdatasync", "pwrite64", "write"])
+@pytest.mark.parametrize("when", ["6", "9", "14", "10..12"])
+def test_an_error_at_the_nth_call_is_got_through(
+    tmp_path: Path, error: str, call: str, when: str
+) -> None:
+    """Intents are refused with the reason, the rest waits; all becomes durable by itself."""
+    rounds = 6
+    strace = injecting(f"{call}:error={error}:when={when}", tmp_path)
+    said, code = worker(tmp_path, str(rounds), *strace)
+    if said and said[0][0] == "unusable":  # it hit the opening: nothing was begun
+        assert code == 1
+        said, code = worker(tmp_path, str(rounds))
+    assert code == 0
+    assert said[-1] == ["pending", "0"]
+    assert said[-2][0] == "all"
+    check(tmp_path, said)
+
+
+def test_a_store_that_fails_for_good_keeps_what_it_said(tmp_path: Path) -> None:
+    """Every sync fails from some point on: nothing is said to be durable that is not."""
+    strace = injecting("fdatasync:error=EIO:when=12+", tmp_path)
+    said: list[list[str]] = []
+    with subprocess.Popen(
+        [*strace, sys.executable, str(WORKER), str(tmp_path), "20"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line.rstrip("\n").split(" ", 2))
+            if said[-1][:1] == ["state"]:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert "state" in [words[0] for words in said]
+    check(tmp_path, said)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB, for which one has to be root."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def filled_up(place: Path) -> Path:
+    """Leave no room in *place*; the file that takes it."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(b"x" * 4096):
+            pass
+    return filler
+
+
+async def test_a_full_disk_refuses_intents_and_closes_what_is_open(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reserve makes room for outcomes; intents come back by themselves with the room."""
+    monkeypatch.setattr(writer, "LONGEST_REST", 0.1)
+    states: list[str] = []
+    store = Store.open(small)
+    writable = trio.Event()
+
+    def told(trouble: str) -> None:
+        states.append(trouble)
+        if not trouble:
+            writable.set()
+
+    store.writer.on_state = told
+    operations = DurableOperations.over(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        records = [await operations.begin(Key(f"a/{n}"), "apply", {}) for n in range(50)]
+        filler = filled_up(small)
+        refused = ""
+        for number in range(1000):
+            try:
+                await operations.begin(Key(f"b/{number}"), "apply", {"x": "y" * 5000})
+            except NotJournaled as error:
+                refused = str(error)
+                break
+        assert "full" in refused
+        with trio.fail_after(20):
+            for record in records:
+                await operations.started(record.id, "s", "once")
+                await operations.end(record.id, Ending.DONE)
+        assert not (small / "reserve").exists()
+        with pytest.raises(NotJournaled, match="full"):
+            await operations.begin(Key("c/d"), "apply", {})
+        assert states == [store.unwritable]
+        filler.unlink()
+        with trio.fail_after(20):
+            await writable.wait()
+        await operations.begin(Key("c/d"), "apply", {})
+        assert (small / "reserve").stat().st_size == Reserve(small).size
+        assert states == [states[0], ""]
+        nursery.cancel_scope.cancel(reason="test")
+    again = Store.open(small)
+    found = {record.key for record in again.open_operations()}
+    assert Key("c/d") in found
+    assert not {record.key for record in records} & found
+    again.close()
+
+
+async def test_a_start_on_a_full_disk_uses_the_reserve(small: Path) -> None:
+    """It opens, refuses intents with the reason, and returns by itself."""
+    store = Store.open(small)
+    store.close()
+    filler = filled_up(small)
+    store = Store.open(small)
+    assert store.unwritable
+    writable = trio.Event()
+    store.writer.on_state = lambda trouble: None if trouble else writable.set()
+    operations = DurableOperations.over(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        with pytest.raises(NotJournaled, match="no room is left"):
+            await operations.begin(Key("a/b"), "apply", {})
+        filler.unlink()
+        with trio.fail_after(20):
+            await writable.wait()
+        await operations.begin(Key("a/b"), "apply", {})
+        nursery.cancel_scope.cancel(reason="test")
+
+
+async def test_a_place_that_turns_read_only_refuses_and_recovers(small: Path) -> None:
+    """A remount read-only in the middle: intents are refused, outcomes wait until it is over."""
+    store = Store.open(small)
+    writable = trio.Event()
+    store.writer.on_state = lambda trouble: None if trouble else writable.set()
+    operations = DurableOperations.over(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        record = await operations.begin(Key("a/b"), "apply", {})
+        store.writer.connection.execute("PRAGMA query_only=ON").close()
+        with pytest.raises(NotJournaled, match="readonly"):
+            await operations.begin(Key("a/c"), "apply", {})
+        with trio.move_on_after(0.3) as waited:
+            await operations.end(record.id, Ending.DONE)
+        assert waited.cancelled_caught
+        assert operations.pending
+        store.writer.connection.execute("PRAGMA query_only=OFF").close()
+        with trio.fail_after(20):
+            await writable.wait()
+        assert operations.open() == []
+        nursery.cancel_scope.cancel(reason="test")
