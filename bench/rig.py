@@ -6,6 +6,7 @@ told by declare(). Log lines are made at level info and go to the null device.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import AsyncIterator
@@ -83,6 +84,7 @@ async def rigged(
     state: Path, reconciler: Reconciler[Any], *, concurrency: int, stop: str = "{}"
 ) -> AsyncIterator[Rig]:
     """A controller of *reconciler* that is ready; its dispatcher is the caller's to start."""
+    gc.freeze()  # as the daemon does after its imports
     path = state / "r.yaml"
     path.write_text(CONFIG.format(state=state, stop=stop, concurrency=concurrency))
     path.chmod(0o600)
