@@ -68,6 +68,7 @@ class Interrupted:
 
     spec     the pinned one, as an object of the reconciler's class
     attempt  the one that is about to run
+    removal  it removes what was applied: that the spec is as desired does not complete it
     undoes   id of the operation that this one compensates; empty otherwise
     ended    of its program, where one outlived the daemon and left a record
     """
@@ -78,6 +79,7 @@ class Interrupted:
     spec: Any
     attempt: int
     steps: tuple[Step, ...] = ()
+    removal: bool = False
     undoes: str = ""
     ended: ProgramEnd | None = None
 
@@ -198,7 +200,8 @@ def _default(interrupted: Interrupted, facts: Facts) -> Decision:
     if interrupted.undoes:
         # Half an undoing is undone further: its steps are idempotent by contract.
         return RollForward("an undoing goes on until it is complete")
-    observation = facts.observation
+    # What a removal has left undone is found by removing again, whatever can be observed.
+    observation = None if interrupted.removal else facts.observation
     if observation is not None and observation.state is Observed.AS_DESIRED:
         return Complete(f"observed as desired{_detail(observation)}")
     if observation is not None and observation.state is Observed.UNKNOWN:

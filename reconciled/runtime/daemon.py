@@ -26,12 +26,13 @@ from reconciled.core.queue import WorkQueue
 from reconciled.core.resources import Key, controller_of
 from reconciled.core.stages import Stage
 from reconciled.instant import STOPS, Signals
-from reconciled.journal.operations import VolatileOperations
+from reconciled.journal.durable import DurableOperations
 from reconciled.journal.store import Store
 from reconciled.observe import tasktree
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
 from reconciled.programs.orphans import Orphans
+from reconciled.runtime.adoption import Adoptions
 from reconciled.runtime.build import Prepared, Ready, build
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
@@ -41,6 +42,7 @@ from reconciled.runtime.once import Once
 from reconciled.runtime.operations import Operations
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
+from reconciled.runtime.recovery import settle_open
 from reconciled.runtime.reload import Reloader, Swap
 from reconciled.runtime.settling import tell_loop
 from reconciled.stop import Stop
@@ -60,6 +62,7 @@ class Daemon:
     logs: Logs
     signals: Signals
     store: Store
+    journal: DurableOperations
     once: bool = False
     began: float = attrs.field(factory=time.monotonic)
     controllers: dict[str, Controller] = attrs.field(factory=dict, init=False)
@@ -102,7 +105,8 @@ class Daemon:
             stop,
             WorkQueue(config.limits.concurrency, random.Random()),  # noqa: S311 - spreads load
             self.store,
-            Operations(VolatileOperations(self.store.epoch), config.state / "operations"),
+            Operations(self.journal, config.state / "operations"),
+            Adoptions(),
             children,
             LoopDetector(),
             StopRecord(stop),
@@ -199,8 +203,9 @@ class Daemon:
         self.controllers[name] = controller
         if self.host.stop.began.is_set():
             return  # meanwhile: the intake is closing
-        # Before the first report: it decides what is held.
+        # Before the first report: it decides what is held, and recovery comes first of all.
         self.permits.look(name)
+        settle_open(controller, trio.current_time())
         self._intake.start_soon(self.host.stop.guard, controller.watch, name=f"intake of {name}")
         for warning in ready.plugin.warnings:
             self.logs.log.warning("plugin.warning", plugin=ready.plugin.name, reason=warning)

@@ -59,7 +59,13 @@ class Ending:
     def finish(self) -> int:
         """The tree has ended by itself."""
         stop = self.host.stop
-        code = CUT if stop.cut_count else CLEAN
+        lost = self.host.operations.log.pending
+        for record in lost:
+            reason = "its outcome never became durable: the next start finds it interrupted"
+            self.host.log.error(
+                "operation.lost", key=record.key, operation=record.id, reason=reason
+            )
+        code = CUT if stop.cut_count or lost else CLEAN
         if self.crashed:
             code = CRASHED
         self._report(code)

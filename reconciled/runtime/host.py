@@ -17,6 +17,7 @@ from reconciled.journal.store import Store
 from reconciled.observe.bound import BoundLog
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import Children
+from reconciled.runtime.adoption import Adoptions
 from reconciled.runtime.operations import Operations
 from reconciled.runtime.record import StopRecord
 from reconciled.stop import Stop
@@ -37,6 +38,7 @@ class Host:
     queue: WorkQueue
     store: Store
     operations: Operations
+    adoptions: Adoptions
     children: Children
     loops: LoopDetector
     record: StopRecord

@@ -1,8 +1,9 @@
 """Operations as reconcilers open them: noted before their first effect, critical where asked.
 
-What is durable is the operation log's business; this module ties it to a run. An operation
-that ends with an error is closed as failed, and the retry opens a new one. One that is
-cancelled or cut off is *interrupted*: neither success nor failure (invariant 8).
+What is durable is the journal's business; this module ties it to a run. An operation that ends
+with an error before any step took effect is closed as failed, and the retry is a new one. One
+that is cancelled or cut off is *interrupted*: neither success nor failure (invariant 8). It
+stays open, as does one that failed half-way, and recovery comes before any other work on its key.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import trio
 from reconciled.api import StepKind
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
-from reconciled.journal.operations import Ending, OperationLog, OperationRecord, StepState
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.records import Ending, OperationRecord, Owned, StepState
 from reconciled.observe.bound import BoundLog
-from reconciled.programs import ProgramFailed
+from reconciled.programs import ProgramFailed, attempts
 from reconciled.stop import Overrun, Section, Work
 
 
@@ -29,44 +31,53 @@ from reconciled.stop import Overrun, Section, Work
 class OpenOperation:
     """One open operation; what ``request.operation()`` gives."""
 
-    record: OperationRecord
+    _begun: OperationRecord
     _work: Work
-    _log: OperationLog
+    _log: DurableOperations
     _root: Path
-    _last_step: str = ""
 
     def __repr__(self) -> str:
-        return f"<Operation {self.record.name} {self.record.id}, last step {self.last_step!r}>"
+        return f"<Operation {self.name} {self.id}, last step {self.last_step!r}>"
+
+    @property
+    def record(self) -> OperationRecord:
+        """As it stands now."""
+        return self._log.find(self._begun.id) or self._begun
 
     @property
     def id(self) -> str:
         """The idempotency key."""
-        return self.record.id
+        return self._begun.id
 
     @property
     def name(self) -> str:
         """As the reconciler named it."""
-        return self.record.name
+        return self._begun.name
 
     @property
     def attempt(self) -> int:
         """1 for the first one."""
-        return self.record.attempt
+        return self._begun.attempt
 
     @property
     def epoch(self) -> int:
-        """The start that it belongs to."""
-        return self.record.epoch
+        """The start that this attempt belongs to."""
+        return self._begun.epoch
+
+    @property
+    def undoes(self) -> str:
+        """The id of the operation that this one takes back; empty: none."""
+        return self._begun.undoes
 
     @property
     def last_step(self) -> str:
         """The last step that is done; empty before the first."""
-        return self._last_step
+        return self.record.last_step
 
     @property
     def directory(self) -> Path:
         """``STATE/operations/ID``, made when it is first asked for."""
-        directory = self._root / self.record.id
+        directory = self._root / self.id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
 
@@ -82,7 +93,8 @@ class OpenOperation:
                 f" ({format_duration(limit)}), so that a stop could cut it:"
                 " lower the budget, or raise stop.critical"
             )
-        return self._work.critical(self.record.name, budget=seconds)
+        self._log.mark_critical(self.id)
+        return self._work.critical(self.name, budget=seconds)
 
     async def step(
         self,
@@ -92,69 +104,100 @@ class OpenOperation:
         kind: StepKind = StepKind.IDEMPOTENT,
     ) -> Any:
         """Run *function* as step *name*, or give the data of the one that is done already."""
-        record = self._log.find(self.record.id) or self.record
-        done = record.step(name)
-        if done is not None and done.state is StepState.DONE:
-            return done.data
-        await self._log.step(self.id, name, kind.value, StepState.STARTED)
+        noted = self.record.step(name)
+        if noted is not None and noted.state is StepState.DONE:
+            return noted.data
+        await self._log.started(self.id, name, kind.value)
         data = await function()
-        kept = await self._log.step(self.id, name, kind.value, StepState.DONE, data)
-        self._last_step = name
-        return kept
+        return await self._log.done(self.id, name, kind.value, data)
 
 
 @attrs.frozen(eq=False)
 class Operations:
     """All operations of the daemon: where they are noted, and where their files go."""
 
-    log: OperationLog
+    log: DurableOperations
     root: Path  # STATE/operations
 
     @asynccontextmanager
-    async def opened(
-        self, work: Work, name: str, pinned: Any, told: BoundLog
+    async def opened(  # noqa: PLR0913, PLR0917 - one argument a fact
+        self,
+        work: Work,
+        name: str,
+        pinned: Any,
+        owned: Owned | None,
+        told: BoundLog,
+        resumed: OperationRecord | None = None,
     ) -> AsyncIterator[OpenOperation]:
         """Open an operation of *work*'s key around the body; close it by how the body ended.
 
-        *told* is the run's logger. Raises trio.Cancelled at entry once the stop is at STOPPING.
+        resumed goes on with one that was interrupted; told is the run's logger. Raises
+        trio.Cancelled at entry once the stop is at STOPPING, NotJournaled.
         """
         await work.admit(name)
-        record = await self.log.begin(Key(work.key), name, pinned)
+        record = resumed
+        if record is None:
+            record = await self.log.begin(Key(work.key), name, pinned, owned=owned)
+            told.debug("operation.begun", operation=record.id, name=name)
         operation = OpenOperation(record, work, self.log, self.root)
-        told.debug("operation.begun", operation=record.id, name=name)
         try:
             yield operation
         except BaseException as error:
-            ending = _ending_of(error)
             async with work.cleanup(f"outcome of {name}"):  # noqa: ASYNC102 - it is a shield
-                await self.log.end(record.id, ending)  # noqa: ASYNC102 - inside that shield
-            if ending is Ending.ABANDONED:
-                told.warning(
-                    "operation.interrupted",
-                    operation=record.id,
-                    name=name,
-                    last_step=operation.last_step or None,
-                    reason=_why(error, work),
-                )
+                await self._leave(operation, error, work, told)  # noqa: ASYNC102 - inside it
             raise
         async with work.cleanup(f"outcome of {name}"):
-            await self.log.end(record.id, Ending.DONE)
+            await self._close(operation, Ending.DONE)
+
+    async def close_files(self, operation: str) -> None:
+        """No program of it may note a step any more."""
+        directory = self.root / operation
+        if directory.exists():
+            await trio.to_thread.run_sync(attempts.close, directory)
+
+    async def _close(self, operation: OpenOperation, ending: Ending) -> None:
+        await self.log.end(operation.id, ending)
+        await self.close_files(operation.id)
+
+    async def _leave(
+        self, operation: OpenOperation, error: BaseException, work: Work, told: BoundLog
+    ) -> None:
+        """An interrupted one stays open, and so does one whose effects have begun."""
+        record = operation.record
+        interrupted = is_interruption(error)
+        begun = record.last_step or record.once_began or record.undoes
+        if not interrupted and not begun:
+            await self._close(operation, Ending.FAILED)
+            return
+        if interrupted:
+            await self.log.keep(record.id)
+        else:
+            await self.log.by_itself(record.id)
+            await self.log.keep(record.id)
+        told.warning(
+            "operation.interrupted" if interrupted else "operation.left_open",
+            operation=record.id,
+            name=record.name,
+            last_step=record.last_step or None,
+            reason=_why(error, work),
+        )
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether *error* stopped an operation from outside: it did not fail by a word of its own."""
+    return BaseExceptionGroup("", [error]).subgroup(_is_interruption) is not None
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Whether the operation was stopped from outside, and did not fail by a word of its own."""
     if isinstance(error, ProgramFailed):
         return error.ended is not None and error.ended.code is None
     return isinstance(error, Overrun | trio.Cancelled)
 
 
-def _ending_of(error: BaseException) -> Ending:
-    found = BaseExceptionGroup("", [error]).subgroup(_is_interruption)
-    return Ending.FAILED if found is None else Ending.ABANDONED
-
-
 def _why(error: BaseException, work: Work) -> str:
     said = BaseExceptionGroup("", [error]).subgroup((Overrun, ProgramFailed))
+    if said is None and not is_interruption(error):
+        return f"{type(error).__name__}: {error}"
     if said is None:
         return work.stop.root.reason or work.stop.reason or "cancelled"
     first: BaseException = said

@@ -13,6 +13,7 @@ from reconciled.core.results import Outcome, Result, Terminal, retry, terminal
 from reconciled.core.stages import Stage
 from reconciled.stop import Overrun, Work
 
+SUCCESSES = (Outcome.DONE, Outcome.AFTER)
 INTERRUPTED = Result(Outcome.INTERRUPTED)
 REASON_LENGTH = 500
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from reconciled.core.jobs import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
+from reconciled.journal.records import OperationRecord, Owned
 from reconciled.runtime.host import Host
 from reconciled.runtime.operations import OpenOperation
+from reconciled.runtime.pinned import pin
 from reconciled.stop import Work
 
 
@@ -20,7 +22,19 @@ class Run:
     acted   whether an operation was opened: a run without one had nothing to do
     """
 
-    __slots__ = ("_host", "acted", "job", "key", "manifest", "number", "spec", "work")
+    __slots__ = (
+        "_host",
+        "_resumed",
+        "_undoing",
+        "acted",
+        "job",
+        "key",
+        "manifest",
+        "number",
+        "removal",
+        "spec",
+        "work",
+    )
 
     def __init__(  # noqa: PLR0913, PLR0917 - one argument a field
         self, host: Host, job: Job, manifest: Manifest, spec: Any, number: int, work: Work
@@ -33,6 +47,9 @@ class Run:
         self.number = number
         self.work = work
         self.acted = False
+        self.removal = False  # whether it is the key's removal that runs
+        self._resumed: OperationRecord | None = None
+        self._undoing: OpenOperation | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.number} of {self.key}>"
@@ -119,16 +136,50 @@ class Run:
     @asynccontextmanager
     async def _operation(self, name: str) -> AsyncIterator[OpenOperation]:
         self.acted = True
-        await self._own()
-        opened = self._host.operations.opened(self.work, name, self.raw_spec, self.log)
+        operations = self._host.operations
+        if self._undoing is not None:
+            # Each step that is taken back is part of the one operation that takes them back.
+            yield self._undoing
+            return
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed.name != name:
+            raise RuntimeError(
+                f"the interrupted operation {resumed.name!r} has to be settled before {name!r}"
+                " begins: recover() may complete or abandon it"
+            )
+        pinned = pin(self.manifest, removal=self.removal)
+        opened = operations.opened(self.work, name, pinned, self._owned(), self.log, resumed)
         async with opened as operation:
             yield operation
 
-    async def _own(self) -> None:
-        """Remember the key before the first effect: a kill after it must not orphan the effect."""
+    def resume(self, record: OperationRecord) -> None:
+        """Let the next operation be *record*, which was interrupted."""
+        self._resumed = record
+
+    @asynccontextmanager
+    async def undoing(self) -> AsyncIterator[OpenOperation]:
+        """The resumed operation takes another one back: operation() gives it, again and again."""
+        self.acted = True
+        record, self._resumed = self._resumed, None
+        if record is None:
+            raise RuntimeError("nothing was resumed")
+        opened = self._host.operations.opened(
+            self.work, record.name, record.pinned, None, self.log, record
+        )
+        async with opened as operation:
+            self._undoing = operation
+            try:
+                yield operation
+            finally:
+                self._undoing = None
+
+    def _owned(self) -> Owned | None:
+        """What the key owns from the first effect on: a kill after it must not orphan it."""
         store = self._host.store
-        if self.fingerprint not in (store.fingerprint(self.key), store.begun(self.key)):
-            await self._remember(complete=False)
+        if self.fingerprint in (store.fingerprint(self.key), store.begun(self.key)):
+            return None
+        manifest = self.manifest
+        return Owned(manifest.kind, dict(manifest.spec), manifest.fingerprint, str(self.base))
 
     @property
     def remembered(self) -> bool:
@@ -138,18 +189,15 @@ class Run:
     async def remember_done(self) -> None:
         """Remember that the spec is applied, also while cancelled: to lose it repeats work."""
         async with self.work.cleanup("record of what was applied"):
-            await self._remember(complete=True)
-
-    async def _remember(self, *, complete: bool) -> None:
-        manifest = self.manifest
-        await self._host.store.remember(
-            self.key,
-            manifest.kind,
-            manifest.spec,
-            manifest.fingerprint,
-            base=str(self.base),
-            complete=complete,
-        )
+            manifest = self.manifest
+            await self._host.store.remember(
+                self.key,
+                manifest.kind,
+                manifest.spec,
+                manifest.fingerprint,
+                base=str(self.base),
+                complete=True,
+            )
 
     @asynccontextmanager
     async def cleanup(self) -> AsyncIterator[None]:

@@ -20,6 +20,7 @@ from reconciled.core.results import Outcome, Result, done
 from reconciled.observe.bound import BoundLog
 from reconciled.runtime.outcomes import (
     INTERRUPTED,
+    SUCCESSES,
     Failure,
     cancellation_in,
     checked,
@@ -27,8 +28,9 @@ from reconciled.runtime.outcomes import (
     result_of_cancelled,
     stray_cancellation,
 )
+from reconciled.runtime.recovery import Recovery, in_doubt
 from reconciled.runtime.run import Run
-from reconciled.runtime.settling import SUCCESSES, Ended, settle
+from reconciled.runtime.settling import Ended, settle
 from reconciled.stop import Work
 
 if TYPE_CHECKING:
@@ -44,8 +46,13 @@ async def run(controller: Controller, job: Job, name: str) -> None:
         # The signal came after the job was handed out: it never began (invariant 2).
         controller.lane.interrupted(job, trio.current_time())
         return
+    if key in host.adoptions:
+        # A program of an earlier life is still at it; its end queues the key again.
+        controller.lane.terminal(job, trio.current_time())
+        return
     number = host.next_run()
-    removal = key in controller.removing
+    interrupted = host.operations.log.open_of(key)
+    removal = interrupted is None and key in controller.removing
     work = Work(name, controller.stop, key, controller.config.timeout)
     result = INTERRUPTED
     request: Run | None = None
@@ -54,8 +61,12 @@ async def run(controller: Controller, job: Job, name: str) -> None:
             if host.debugging:
                 host.log.debug("reconcile.started", key=key, run=number, causes=job.causes)
             try:
-                request = await _request(controller, job, number, work, removal=removal)
-                result = done() if request is None else await _attempt(controller, request, removal)
+                if interrupted is not None:
+                    log = host.log.bind(key=key, run=number, operation=interrupted.id)
+                    result = await Recovery(controller, job, number, work, interrupted, log).run()
+                else:
+                    request = await _request(controller, job, number, work, removal=removal)
+                    result = done() if request is None else await _attempt(controller, request)
             except BaseException as error:  # noqa: ASYNC103, BLE001 - of a plugin
                 cancelled = cancellation_in(error)
                 stray = None if cancelled is None else stray_cancellation(error)
@@ -72,7 +83,8 @@ async def run(controller: Controller, job: Job, name: str) -> None:
     finally:
         acted = request is not None and request.acted
         try:
-            settle(Ended(controller, job, number, result, acted, removal, work.began_at))
+            recovered = interrupted is not None
+            settle(Ended(controller, job, number, result, acted, removal, recovered, work.began_at))
         except Exception as error:
             # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
             host.stop.crash(f"crash: {error!r}")
@@ -89,11 +101,16 @@ async def _request(
         manifest = controller.absent.get(key) or await _remembered(controller.host, key)
     if manifest is None:
         return None
-    return Run(controller.host, job, manifest, controller.spec_of(key, manifest), number, work)
+    spec = controller.spec_of(key, manifest)
+    request = Run(controller.host, job, manifest, spec, number, work)
+    request.removal = removal
+    return request
 
 
-async def _attempt(controller: Controller, request: Run, removal: bool) -> Result:  # noqa: FBT001
-    if removal:
+async def _attempt(controller: Controller, request: Run) -> Result:
+    if controller.host.store.degraded and (doubt := await in_doubt(controller, request)):
+        return doubt
+    if request.removal:
         return await _remove(controller, request)
     result = checked(await controller.reconciler.reconcile(request))
     if result.outcome in SUCCESSES and not request.remembered:

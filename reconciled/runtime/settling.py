@@ -13,19 +13,24 @@ from reconciled.core.durations import format_duration
 from reconciled.core.jobs import Job, Priority
 from reconciled.core.loops import LoopBegan, LoopEnded, Ran
 from reconciled.core.results import Outcome, Result
+from reconciled.runtime.outcomes import SUCCESSES
 from reconciled.runtime.status import Status
 
 if TYPE_CHECKING:
     from reconciled.runtime.controller import Controller
     from reconciled.runtime.host import Host
 
-SUCCESSES = (Outcome.DONE, Outcome.AFTER)
 # Coming back sooner than this counts as "at once" for the loop detector.
 SOON = 1.0
 
 
 class Ended(NamedTuple):
-    """How one run ended. acted: it opened an operation. began: in trio's time."""
+    """How one run ended.
+
+    acted      it opened an operation
+    recovered  it settled one that was interrupted, from its pinned inputs
+    began      in trio's time
+    """
 
     controller: Controller
     job: Job
@@ -33,6 +38,7 @@ class Ended(NamedTuple):
     result: Result
     acted: bool
     removal: bool
+    recovered: bool
     began: float
 
 
@@ -48,6 +54,10 @@ def settle(ended: Ended) -> None:
         ended.controller.lane.terminal(ended.job, now)
         _note(ended, now)
         _say(ended, now, "error", "reconcile.terminal", reason=ended.result.reason)
+    elif outcome is Outcome.HELD:
+        # Told when it was imposed; only somebody's decision, or a changed spec, asks again.
+        ended.controller.lane.terminal(ended.job, now)
+        _note(ended, now)
     else:
         _interrupted(ended, now)
     if (tell := ended.controller.host.on_outcome) is not None:
@@ -57,6 +67,9 @@ def settle(ended: Ended) -> None:
 def _succeeded(ended: Ended, now: float) -> None:
     controller, job, result = ended.controller, ended.job, ended.result
     host = controller.host
+    if ended.recovered and result.outcome is Outcome.DONE:
+        # What is declared now comes after what was begun before.
+        controller.lane.add(job.key, now, "recovered", Priority.CHANGED)
     rest = _rest(ended, now)
     if result.outcome is Outcome.AFTER:
         cause = f"after {format_duration(result.delay)}"
@@ -68,6 +81,8 @@ def _succeeded(ended: Ended, now: float) -> None:
     if ended.removal and result.outcome is Outcome.DONE:
         _say(ended, now, "info", "reconcile.removed", message=result.reason or None)
         _gone(ended, now)
+    elif ended.recovered:
+        _say(ended, now, "info", "recovery.done", message=result.reason or None)
     elif ended.acted or result.reason:
         _say(ended, now, "info", "reconcile.done", message=result.reason or None)
     elif host.debugging:
@@ -112,8 +127,9 @@ def _rest(ended: Ended, now: float) -> float:
     job, controller = ended.job, ended.controller
     host = controller.host
     # Its own write of its manifest is noticed after the run, and is as good as a wish to run again.
-    at_once = job.pending or 0.0 < ended.result.delay < SOON or controller.echoing(job.key)
-    if not (ended.acted or at_once) and not host.loops:
+    again = ended.result.outcome is Outcome.AFTER and ended.result.delay < SOON
+    at_once = job.pending or again or controller.echoing(job.key)
+    if ended.recovered or (not (ended.acted or at_once) and not host.loops):
         return 0.0
     ran = Ran(
         acted=ended.acted,

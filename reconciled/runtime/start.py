@@ -21,6 +21,7 @@ from reconciled.config.references import not_built
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.instant import Signals
+from reconciled.journal.durable import DurableOperations, History
 from reconciled.journal.lock import Locked, StateLock, StateRefused
 from reconciled.journal.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.store import Store
@@ -108,12 +109,39 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
         epoch=store.epoch,
         stop_budget_s=prepared.config.stop.budget,
     )
-    daemon = Daemon(path, environ, prepared, logs, signals, store, once=once, began=began)
+    kept = prepared.config.journal.history
+    journal = DurableOperations.over(store, history=History(kept.operations, kept.age))
+    _tell_condition(logs, store, journal)
+    daemon = Daemon(path, environ, prepared, logs, signals, store, journal, once=once, began=began)
     code = trio.run(partial(daemon.run), strict_exception_groups=True)
     if once and code == DONE:
         code = _once_code(logs, daemon.counted)
     lock.release()
     return code
+
+
+def _tell_condition(logs: Logs, store: Store, journal: DurableOperations) -> None:
+    """What the last end has left: a torn tail, damage, operations to settle."""
+    condition = store.condition
+    if condition.warning:
+        logs.log.warning("journal.torn_tail", reason=condition.warning)
+    if condition.damage:
+        logs.log.error("journal.damaged", reason=condition.damage, aside=str(condition.aside))
+    if store.degraded:
+        logs.log.error(
+            "journal.degraded",
+            reason=store.degraded_why,
+            settle='reconciled journal resolve --all --abandon --why "…"',
+        )
+    for record in journal.open():
+        logs.log.warning(
+            "operation.found_open",
+            key=record.key,
+            operation=record.id,
+            name=record.name,
+            last_step=record.last_step or None,
+            held=record.hold.reason if record.hold else None,
+        )
 
 
 def _once_code(logs: Logs, counted: Once | None) -> int:

@@ -27,12 +27,13 @@ from reconciled.core.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
 from reconciled.instant import Signals
-from reconciled.journal.operations import VolatileOperations
+from reconciled.journal.durable import DurableOperations
 from reconciled.journal.store import Store
 from reconciled.observe.logs import Logs, configure
 from reconciled.plugins import Plugin
 from reconciled.programs.children import current_children
 from reconciled.runtime import build
+from reconciled.runtime.adoption import Adoptions
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.host import Host
@@ -215,7 +216,7 @@ class Rig:
         places["loops"] = self.host.loops._trails
         places["folder"] = self.host.logs._folder._of_key
         places["store"] = self.host.store.all_keys()
-        places["operations"] = self.host.operations.log._by_key  # type: ignore[attr-defined]
+        places["operations"] = self.host.operations.log._mirror._by_key
         places["works"] = [work.key for work in self.host.stop.all_works()]
         found = [name for name, place in places.items() if wanted in place]
         rest = wanted.replace("/", "~").removeprefix("c~")
@@ -254,14 +255,16 @@ async def rig(
     async with trio.open_nursery() as services:
         stop = Stop("daemon", config.stop)
         stop.install()
+        store = Store.open(state)
         host = Host(
             state,
             logs,
             Signals(),
             stop,
             WorkQueue(config.limits.concurrency, random.Random(1)),
-            Store.open(state),
-            Operations(VolatileOperations(1), state / "operations"),
+            store,
+            Operations(DurableOperations.over(store), state / "operations"),
+            Adoptions(),
             current_children(),
             LoopDetector(),
             StopRecord(stop),

@@ -31,6 +31,7 @@ from reconciled.core.sources import Snapshot
 from reconciled.core.stages import StopLimits
 from reconciled.instant import Signals
 from reconciled.observe.logs import Logs
+from reconciled.runtime.adoption import Adoptions
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.host import Host
@@ -50,8 +51,21 @@ controllers:
 """
 
 
+class NoOperations:
+    """A journal in which nothing is open."""
+
+    @property
+    def log(self) -> NoOperations:
+        return self
+
+    def open_of(self, _: Key) -> None:
+        return None
+
+
 class AllDone:
     """A store in which every spec is done already: runs write nothing."""
+
+    degraded = False
 
     def fingerprint(self, _: Key) -> str:
         return thing("x").fingerprint
@@ -126,7 +140,8 @@ class Round:
                 stop,
                 WorkQueue(self.limit, self.rng),
                 store,
-                none,
+                NoOperations(),  # type: ignore[arg-type]
+                Adoptions(),
                 none,
                 LoopDetector(),
                 StopRecord(stop),

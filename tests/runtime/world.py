@@ -23,6 +23,7 @@ from reconciled.config.load import load
 from reconciled.core.resources import Manifest
 from reconciled.core.sources import Report, Snapshot
 from reconciled.instant import Signals
+from reconciled.journal.durable import DurableOperations
 from reconciled.journal.store import Store
 from reconciled.runtime import build
 from reconciled.runtime.build import Ready, prepare
@@ -206,7 +207,14 @@ class World:
         logs = logs_to(self.root / "log", loaded.config.log.level)
         store = Store.open(self.state)
         self.daemon = Daemon(
-            self.config, {}, prepare(loaded.config), logs, Signals(), store, once=once
+            self.config,
+            {},
+            prepare(loaded.config),
+            logs,
+            Signals(),
+            store,
+            DurableOperations.over(store),
+            once=once,
         )
         self.code = None
         async with trio.open_nursery() as nursery:

@@ -1,0 +1,81 @@
+"""Adoption: a program that outlived its daemon is waited for, never raced.
+
+It counts as critical work in a stop, with what is left of its own budget, and holds no
+concurrency slot: its key is not queued before it has ended. An ordinary one is ended at once,
+and after a reboot there is nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from reconciled.core.jobs import Priority
+from reconciled.core.resources import Key
+from reconciled.journal.records import OperationRecord
+from reconciled.programs.records import Damaged
+from reconciled.programs.survivors import Survivor, find
+from reconciled.stop import Overrun, Work
+
+if TYPE_CHECKING:
+    from reconciled.runtime.controller import Controller
+
+
+@attrs.define(eq=False)
+class Adoptions:
+    """The programs that are being waited for, by key."""
+
+    _waiting: dict[Key, str] = attrs.field(factory=dict, init=False)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._waiting
+
+    def begin(self, controller: Controller, record: OperationRecord) -> bool:
+        """Wait for the program of *record*, if one lives. Synchronous; True if it does."""
+        host = controller.host
+        if record.key in self._waiting:
+            return True
+        try:
+            survivor = find(host.operations.root / record.id)
+        except (Damaged, OSError) as error:
+            # Recovery reads the same and holds the key for it.
+            host.log.error(
+                "program.unknown", key=record.key, operation=record.id, reason=str(error)
+            )
+            return False
+        if survivor is None:
+            return False
+        if not survivor.alive or controller.nursery is None:
+            survivor.close()
+            return False
+        self._waiting[record.key] = record.id
+        name = f"adopted {record.key}"
+        controller.nursery.start_soon(self._wait, controller, record, survivor, name, name=name)
+        return True
+
+    async def _wait(
+        self, controller: Controller, record: OperationRecord, survivor: Survivor, name: str
+    ) -> None:
+        log = controller.host.log.bind(key=record.key, operation=record.id)
+        left = survivor.remaining()
+        action, pid = survivor.assignment.action, survivor.record.program.pid
+        log.info("program.adopted", action=action, pid=pid, budget_s=round(left, 1))
+        try:
+            with Work(name, controller.stop, record.key) as work:
+                if left > 0:
+                    try:
+                        async with work.critical(record.name, budget=left):
+                            await survivor.wait()
+                    except Overrun as overrun:
+                        log.error("program.overran", reason=str(overrun))
+                # Ordinary, or out of time: its key must not wait for it.
+                if survivor.alive:
+                    async with work.cleanup("end of an adopted program"):
+                        await survivor.end_at_once(term=controller.stop.limits.cleanup / 2)
+        finally:
+            del self._waiting[record.key]
+            survivor.close()
+            now = trio.current_time()
+            controller.lane.add(record.key, now, "its program ended", Priority.RECOVERY)

@@ -1,0 +1,355 @@
+"""Recovery: an operation without a live actor is settled before any other work on its key.
+
+It has no service and no phase of its own: a key with an open operation is recovered where its
+next run would be, by the dispatcher's rules, so that other keys are not delayed.
+
+1. Nothing of the reconciler runs before the attempt is counted durably (invariant 5).
+2. The actor is proven dead first: adoption comes before this module (see ``adoption``).
+3. Pinned inputs are used, whatever is declared now; what is declared comes afterwards.
+4. A decision that cannot be carried out is a hold, with the commands that settle it.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from reconciled.core import recovery as core
+from reconciled.core.jobs import Job, Priority
+from reconciled.core.problems import Invalid
+from reconciled.core.recovery import Decision, Facts, Interrupted, Observation, Observed
+from reconciled.core.resources import controller_of, fingerprint_of
+from reconciled.core.results import Outcome, Result, done, retry
+from reconciled.journal import records
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.machine import Machine
+from reconciled.journal.records import Ending, OperationRecord, StepState
+from reconciled.observe.bound import BoundLog
+from reconciled.programs import attempts, survivors
+from reconciled.programs.records import Damaged
+from reconciled.runtime.operations import is_interruption
+from reconciled.runtime.outcomes import SUCCESSES, cancellation_in, checked, failure_of
+from reconciled.runtime.pinned import is_removal, unpin
+from reconciled.runtime.run import Run
+from reconciled.stop import Work
+
+if TYPE_CHECKING:
+    from reconciled.runtime.controller import Controller
+    from reconciled.runtime.host import Host
+
+
+@attrs.define(eq=False)
+class Recovery:
+    """One attempt to settle one operation, as part of one run of its key."""
+
+    controller: Controller
+    job: Job
+    number: int
+    work: Work
+    record: OperationRecord
+    log: BoundLog
+
+    async def run(self) -> Result:
+        """Settle it, or say why not yet. Cancelled like any run: then nothing was decided."""
+        if self._journal.is_closing(self.record.id):
+            return retry("the outcome of its operation is not durable yet")
+        held = self.record.hold
+        if held is not None and not self._lifted(held):
+            return Result(Outcome.HELD, held.reason)
+        if held is not None:
+            await self._journal.unhold(self.record.id)
+            self.record = self._journal.find(self.record.id) or self.record
+        word = self.record.word
+        if hold := self._unfit():
+            return await self._hold(hold)
+        manifest = unpin(self.record)
+        try:
+            spec = self.controller.plugin.spec(manifest)
+        except Invalid as invalid:
+            return await self._hold(core.Hold(f"its pinned spec does not fit any more: {invalid}"))
+        await self._begin_attempt()
+        request = Run(self._host, self.job, manifest, spec, self.number, self.work)
+        request.removal = is_removal(self.record)
+        request.resume(self.record)
+        try:
+            interrupted = self._interrupted(spec)
+        except (Damaged, OSError) as error:
+            return await self._hold(core.Hold(f"how its program ended cannot be told: {error}"))
+        facts = await self._facts(request, interrupted, word)
+        decision = core.decide(interrupted, facts)
+        self.log.info("recovery.decided", **core.describe(decision))
+        return await self._act(request, decision, facts)
+
+    async def _begin_attempt(self) -> None:
+        """Counted, and fenced against programs of older attempts, before any code runs."""
+        self.record = await self._journal.count(self.record.id)
+        directory = self._host.operations.root / self.record.id
+        if directory.exists():
+            fence = partial(attempts.fence, directory, self.record.attempt)
+            await trio.to_thread.run_sync(fence)
+        self.log.info(
+            "recovery.began",
+            name=self.record.name,
+            attempt=self.record.attempt,
+            last_step=self.record.last_step or None,
+        )
+
+    def _unfit(self) -> core.Hold | None:
+        """Why nothing of it may be tried here and now."""
+        record, controller = self.record, self.controller
+        here = Machine.this()
+        if record.boot_id and record.boot_id != here.boot_id:
+            known = record.machine_id and record.machine_id == here.machine_id
+            if not known and not record.word:
+                return core.Hold(
+                    "it was begun on another machine, which may still be at work",
+                    f"machine {record.machine_id or 'unknown'}, not {here.machine_id or 'unknown'}",
+                )
+        if record.pinned["kind"] != controller.plugin.kind:
+            kind = record.pinned["kind"]
+            return core.Hold(f"its kind is {kind}, which controller {controller.name} left")
+        return core.past_cap(record.recoveries, controller.config.max_recoveries)
+
+    # -- facts -----------------------------------------------------------------
+
+    @property
+    def _host(self) -> Host:
+        return self.controller.host
+
+    @property
+    def _journal(self) -> DurableOperations:
+        return self.controller.host.operations.log
+
+    def _lifted(self, held: records.Hold) -> bool:
+        """Another spec or other options lift a hold by the cap; any other only a person."""
+        return held.by_cap and held.context != self.context()
+
+    def context(self) -> str:
+        """What a hold by the cap was imposed under: the declared spec, and the options."""
+        manifest = self.controller.manifests.get(self.record.key)
+        declared = None if manifest is None else manifest.fingerprint
+        return fingerprint_of([declared, dict(self.controller.config.options)])
+
+    def _interrupted(self, spec: object) -> Interrupted:
+        record = self.record
+        return Interrupted(
+            record.id,
+            record.key,
+            record.name,
+            spec,
+            record.attempt,
+            tuple(_view(step) for step in record.steps),
+            removal=is_removal(record),
+            undoes=record.undoes,
+            ended=_ended(self._host, record),
+        )
+
+    async def _facts(self, request: Run, interrupted: Interrupted, word: str) -> Facts:
+        reconciler = self.controller.reconciler
+        facts = Facts(
+            self.controller.config.interrupted,
+            reconciler.can_undo(interrupted.spec),
+            retry_in=self.controller.config.retry.initial,
+        )
+        if word:
+            return attrs.evolve(facts, word=_word_of_person(word))
+        observation = await self._observe(request)
+        facts = attrs.evolve(facts, observation=observation)
+        try:
+            return attrs.evolve(facts, word=reconciler.recover(interrupted, observation))
+        except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            return attrs.evolve(facts, broken=failure.result.reason)  # noqa: ASYNC104 - it was none
+
+    async def _observe(self, request: Run) -> Observation | None:
+        try:
+            return await self.controller.reconciler.observe(request)
+        except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
+            failure = failure_of(error)
+            if failure is None or cancellation_in(error) is not None:
+                raise
+            return Observation(Observed.UNKNOWN, failure.result.reason)  # noqa: ASYNC104 - none
+
+    # -- acts ------------------------------------------------------------------
+
+    async def _act(self, request: Run, decision: Decision, facts: Facts) -> Result:
+        match decision:
+            case core.Complete():
+                return await self._close(request, Ending.COMPLETED, decision.reason)
+            case core.Abandon():
+                return await self._close(request, Ending.ABANDONED, decision.reason)
+            case core.Hold():
+                return await self._hold(decision)
+            case core.Wait():
+                if facts.word is not None:
+                    await self._journal.by_itself(self.record.id)
+                    return Result(Outcome.AFTER, decision.reason, decision.seconds)
+                # Could not tell: counted like an attempt without a word, up to the cap.
+                return retry(decision.reason)
+            case core.RollBack():
+                return await self._roll_back(request)
+            case core.Retry():
+                await self._journal.restart(self.record.id)
+                self.record = self._journal.find(self.record.id) or self.record
+                request.resume(self.record)
+        if self.record.undoes:
+            return await self._undo(request)
+        return await self._roll_forward(request)
+
+    async def _close(self, request: Run, ending: Ending, reason: str) -> Result:
+        async with self.work.cleanup("outcome of a recovery"):
+            await self._journal.end(self.record.id, ending, note=reason)
+            await self._host.operations.close_files(self.record.id)
+            if ending is Ending.COMPLETED and not self.record.undoes and not request.remembered:
+                await request.remember_done()
+        return done(f"recovered: {ending.value}")
+
+    async def _roll_forward(self, request: Run) -> Result:
+        """The reconciler's own code, which re-enters the operation at the step it had reached."""
+        reconciler = self.controller.reconciler
+        remove = getattr(reconciler, "remove", None) if request.removal else None
+        try:
+            result = checked(await (remove or reconciler.reconcile)(request))
+        except BaseException as error:
+            # A word of its own, so that the count of silent ends begins anew; else it stands.
+            if isinstance(error, Exception) and not is_interruption(error):
+                await self._spoke()
+            raise
+        if result.outcome not in SUCCESSES:
+            await self._spoke()
+            return result
+        if self._journal.find(self.record.id) is not None:
+            return await self._close(request, Ending.COMPLETED, "settled by observation")
+        if not request.removal and not request.remembered:
+            await request.remember_done()
+        return done(f"recovered: rolled forward{_and(result.reason)}")
+
+    async def _spoke(self) -> None:
+        if self._journal.find(self.record.id) is not None:
+            await self._journal.by_itself(self.record.id)
+
+    async def _roll_back(self, request: Run) -> Result:
+        """Close it and open its undoing, in one transaction, linked both ways."""
+        record = self.record
+        steps = [
+            {
+                "name": step.name,
+                "kind": step.kind,
+                "done": step.state is StepState.DONE,
+                "data": step.data,
+            }
+            for step in record.steps
+            if step.kind != core.StepKind.PURE.value
+        ]
+        self.record = await self._journal.begin(
+            record.key, f"undo {record.name}", record.pinned | {"undo": steps}, undoes=record.id
+        )
+        self.log.info("operation.begun", operation=self.record.id, undoes=record.id)
+        request.resume(self.record)
+        return await self._undo(request)
+
+    async def _undo(self, request: Run) -> Result:
+        """Take the steps back, newest first; each is a step of the undoing operation."""
+        undo = getattr(self.controller.reconciler, "undo", None)
+        if undo is None:
+            return await self._hold(core.Hold("nothing here can undo it any more"))
+        async with request.undoing() as operation:
+            for step in reversed(self.record.pinned.get("undo", [])):
+                view = core.Step(
+                    step["name"], core.StepKind(step["kind"]), step["done"], step["data"]
+                )
+                await operation.step(f"undo {view.name}", partial(undo, request, view))
+        return done("recovered: rolled back")
+
+    async def _hold(self, hold: core.Hold) -> Result:
+        """Block this key, durably, until somebody decides."""
+        record = self.record
+        commands = hold.commands or core.commands_for(
+            record.id, can_undo=hasattr(self.controller.reconciler, "undo")
+        )
+        async with self.work.cleanup("hold"):
+            code = "cap" if hold.by_cap else "decision"
+            evidence, context = hold.evidence, self.context()
+            await self._journal.hold(
+                record.id,
+                records.Hold(hold.reason, code, evidence, time.time(), hold.by_cap, context),
+            )
+        self.log.error(
+            "operation.held",
+            name=record.name,
+            last_step=record.last_step or None,
+            reason=hold.reason,
+            evidence=hold.evidence,
+            settle=list(commands),
+        )
+        return Result(Outcome.HELD, hold.reason)
+
+
+async def in_doubt(controller: Controller, request: Run) -> Result | None:
+    """After a store was set aside as damaged: nothing is done to what is not as desired.
+
+    What was applied, and what was open, is not known then; None: the run may go on.
+    """
+    if not request.removal:
+        try:
+            seen = await controller.reconciler.observe(request)
+        except Exception as error:  # noqa: BLE001 - a cancellation is none, and goes its way
+            seen = Observation(Observed.UNKNOWN, str(error))
+        if seen is not None and seen.state is Observed.AS_DESIRED:
+            return None
+    return Result(
+        Outcome.HELD,
+        "the store was damaged, so that it is not known what was under way here:"
+        ' look, then reconciled journal resolve --all --abandon --why "…"',
+    )
+
+
+def settle_open(controller: Controller, now: float) -> None:
+    """Have every open operation of *controller* recovered, before other work on its key.
+
+    A program that is still at it is adopted first: its key waits for it.
+    """
+    host = controller.host
+    for record in host.operations.log.open():
+        if controller_of(record.key) != controller.name:
+            continue
+        if not host.adoptions.begin(controller, record):
+            controller.lane.add(record.key, now, "recovery", Priority.RECOVERY)
+
+
+def _view(step: records.StepRecord) -> core.Step:
+    return core.Step(step.name, core.StepKind(step.kind), step.state is StepState.DONE, step.data)
+
+
+def _ended(host: Host, record: OperationRecord) -> core.ProgramEnd | None:
+    """What a program that outlived its daemon has left. Raises Damaged, OSError."""
+    survivor = survivors.find(host.operations.root / record.id)
+    if survivor is None:
+        return None
+    try:
+        end = survivor.end
+        if end is None:
+            return None
+        return core.ProgramEnd(end.assignment.action, end.code, end.signal)
+    finally:
+        survivor.close()
+
+
+def _word_of_person(word: str) -> Decision:
+    decisions: dict[str, Decision] = {
+        "forward": core.RollForward("a person decided so"),
+        "back": core.RollBack("a person decided so"),
+        "complete": core.Complete("a person decided so"),
+        "abandon": core.Abandon("a person decided so"),
+    }
+    return decisions[word]
+
+
+def _and(reason: str) -> str:
+    return f", {reason}" if reason else ""
