@@ -1,0 +1,426 @@
+"""Critical sections and cleanups, one rule at a time."""
+
+# ruff: noqa: ARG001, PT012 - the clock works by being asked for; a section's body is its block
+# flake8: noqa: ASYNC102 - cleanup() is the shield with a deadline that these tests are about
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+from trio.testing import MockClock
+
+from reconciled.core.stages import Stage, StopLimits
+from reconciled.stop import Overrun, Refused, Stop, Work, cleanup_scope, covering_section
+from reconciled.stop.work import DEFAULT_CLEANUP, Section
+
+LIMITS = StopLimits(drain=10, critical=60, cleanup=5)
+
+
+@asynccontextmanager
+async def running(stop: Stop) -> AsyncIterator[None]:
+    """The stages of *stop*, and its scope around the block."""
+    stop.install()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop.run_stages, lambda left: pytest.fail(f"left: {left}"))
+        with stop.scope:
+            yield
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def fresh() -> Stop:
+    return Stop("daemon", LIMITS)
+
+
+async def test_a_section_outlives_its_cancellation(autojump_clock: MockClock) -> None:
+    """A stop that cancels its surroundings does not reach the body; a return behind it counts."""
+    stop, reached = fresh(), []
+
+    async def run() -> str:
+        with Work("w", stop) as work:
+            async with work.critical("write", budget=40):
+                await trio.sleep(30)
+                reached.append("end of the body")
+            reached.append("behind it")
+            return "done"
+        return "cancelled"
+
+    async with running(stop):
+        stop.begin("SIGTERM")
+        assert await run() == "done"
+    assert reached == ["end of the body", "behind it"]
+
+
+async def test_the_cancellation_comes_at_the_next_checkpoint(autojump_clock: MockClock) -> None:
+    """What arrived during the section is delivered right after it, not forgotten."""
+    stop, reached = fresh(), []
+    async with running(stop):
+        stop.begin("SIGTERM")
+        with Work("w", stop) as work:
+            async with work.critical("write", budget=40):
+                await trio.sleep(30)
+            reached.append("behind it")
+            await trio.lowlevel.checkpoint()
+            reached.append("after a checkpoint")
+    assert reached == ["behind it"]
+
+
+async def test_the_budget_counts_from_entry(autojump_clock: MockClock) -> None:
+    """Whatever happens around it, a section has its budget from its entry, and then is cut."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            began = trio.current_time()
+            with pytest.raises(Overrun) as overrun:
+                async with work.critical("write", budget=20) as section:
+                    assert section.remaining == 20
+                    await trio.sleep(8)
+                    stop.begin("SIGTERM")
+                    await trio.sleep_forever()
+            assert trio.current_time() == began + 20
+    assert str(overrun.value) == "write was cut off after 20s by its own budget (budget 20s)"
+
+
+async def test_who_cut_it_is_told(autojump_clock: MockClock) -> None:
+    """The section around it, the hard limit or a person: each is named as the reason."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            async with work.critical("outer", budget=3):
+                with pytest.raises(Overrun, match=r"inner was .* by the section around it"):
+                    async with work.critical("inner", budget=9):
+                        await trio.sleep_forever()
+    assert stop.cut_count == 0
+
+
+async def test_inner_sections_end_with_the_outer_one(autojump_clock: MockClock) -> None:
+    """A section's deadline is never later than that of the section around it."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            async with work.critical("outer", budget=10) as outer:
+                async with work.critical("inner", budget=30) as inner:
+                    assert inner.deadline == outer.deadline
+                async with work.critical("inner", budget=4) as inner:
+                    assert inner.remaining == 4
+                    assert inner.parent is outer
+                assert outer.remaining == 10
+
+
+async def test_a_late_section_ends_at_the_hard_limit(autojump_clock: MockClock) -> None:
+    """One that begins during the drain is clamped to the hard limit of the stop, and cut there."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            stop.begin("SIGTERM")
+            began = trio.current_time()
+            await trio.sleep(9)
+            with pytest.raises(Overrun, match="the hard limit of the stop"):
+                async with work.critical("write", budget=60) as section:
+                    assert section.deadline == began + 60
+                    await trio.sleep_forever()
+            assert trio.current_time() == began + 60
+    assert stop.cut_count == 1
+    assert stop.cuts[0].section == "write"
+
+
+async def test_a_lower_limit_reaches_open_sections(autojump_clock: MockClock) -> None:
+    """A stop with shorter limits than the budget lowers open deadlines; none is ever raised."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work, pytest.raises(Overrun, match="the hard limit"):
+            async with work.critical("write", budget=50) as section:
+                stop.limits = StopLimits(drain=1, critical=7, cleanup=1)
+                stop.begin("SIGTERM")
+                assert section.remaining == 7
+                section.clamp(trio.current_time() + 100)
+                assert section.remaining == 7
+                await trio.sleep_forever()
+
+
+async def test_none_begins_after_the_drain(autojump_clock: MockClock) -> None:
+    """From STOPPING on a section is refused as a cancellation, which no retry loop eats."""
+    stop, reached = fresh(), []
+
+    async def run() -> None:
+        with Work("w", stop) as work:
+            async with work.critical("write", budget=1):
+                reached.append("it began")
+
+    async with running(stop):
+        stop.crash("test")
+        with trio.CancelScope(shield=True):
+            # Work that is not cancelled by itself: begun behind the scope.
+            await trio.lowlevel.checkpoint()
+        with pytest.raises(trio.Cancelled):
+            await run()
+    assert reached == []
+
+
+async def test_inside_a_foreign_shield_the_refusal_is_an_error(autojump_clock: MockClock) -> None:
+    """Where no cancellation can be delivered, a late section raises Refused and names itself."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            stop.crash("test")
+            with trio.CancelScope(shield=True), pytest.raises(Refused, match=r"w: 'late' may not"):
+                async with work.critical("late", budget=1):
+                    raise AssertionError("it began")
+
+
+async def test_inside_a_section_another_may_begin_late(autojump_clock: MockClock) -> None:
+    """A section that is open during STOPPING may open sections of its own."""
+    stop, reached = fresh(), []
+    async with running(stop):
+        with Work("w", stop) as work:
+            async with work.critical("outer", budget=30):
+                stop.crash("test")
+                assert stop.stage is Stage.STOPPING
+                async with work.critical("inner", budget=30):
+                    await trio.sleep(1)
+                    reached.append("inner")
+    assert reached == ["inner"]
+
+
+@pytest.mark.parametrize("budget", [0, -1, math.inf, math.nan])
+async def test_a_budget_is_positive_and_finite(autojump_clock: MockClock, budget: float) -> None:
+    """No shield without a deadline (invariant 6)."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            with pytest.raises(ValueError, match="a budget must be positive and finite"):
+                async with work.critical("write", budget=budget):
+                    raise AssertionError("it began")
+            assert not work.sections
+
+
+async def test_a_timeout_rests_during_a_section(autojump_clock: MockClock) -> None:
+    """Time inside a section does not count for the timeout, which has its rest afterwards."""
+    stop = fresh()
+    async with running(stop):
+        began = trio.current_time()
+        with Work("w", stop, timeout=10) as work:
+            await trio.sleep(6)
+            async with work.critical("write", budget=30):
+                assert work.scope.deadline == math.inf
+                await trio.sleep(25)
+            assert work.scope.deadline == began + 35
+            await trio.sleep_forever()
+        assert work.scope.cancelled_caught
+        assert trio.current_time() == began + 35
+
+
+async def test_a_person_cuts_what_is_critical(autojump_clock: MockClock) -> None:
+    """Escalation goes stage by stage, and only the last one cuts; its reason is kept."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work, pytest.raises(Overrun, match="by SIGINT again"):
+            async with work.critical("write", budget=50):
+                for expected in (Stage.DRAINING, Stage.STOPPING, Stage.HARD):
+                    stop.escalate("SIGINT again")
+                    assert stop.stage is expected
+                await trio.sleep_forever()
+
+
+async def test_a_section_warns_before_its_end(autojump_clock: MockClock) -> None:
+    """The scope of warned() ends its lead before the deadline, also when that is moved down."""
+    stop, warned = fresh(), []
+    async with running(stop):
+        with Work("w", stop) as work, pytest.raises(Overrun):
+            began = trio.current_time()
+            async with work.critical("write", budget=50) as section:
+                with section.warned(5) as scope:
+                    section.clamp(began + 20)
+                    await trio.sleep_forever()
+                warned.append(trio.current_time() - began)
+                await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert warned == [15]
+
+
+async def test_a_child_started_into_an_outer_nursery_is_not_covered(
+    autojump_clock: MockClock,
+) -> None:
+    """Only tasks inside the section's shield are covered by it, not what it starts elsewhere."""
+    stop = fresh()
+    covered: dict[str, Section | None] = {}
+
+    async def child(name: str) -> None:
+        covered[name] = covering_section()
+
+    async with running(stop):
+        with Work("w", stop) as work:
+            async with trio.open_nursery() as outside, work.critical("write", budget=5) as section:
+                outside.start_soon(child, "outside")
+                async with trio.open_nursery() as inside:
+                    inside.start_soon(child, "inside")
+                    inside.start_soon(child, "beside it")
+                await trio.testing.wait_all_tasks_blocked()
+                await child("itself")
+            await child("after it")
+    within = dict.fromkeys(("inside", "beside it", "itself"), section)
+    assert covered == {"outside": None, "after it": None, **within}
+
+
+# -- cleanups ---------------------------------------------------------------------------
+
+
+async def test_a_cleanup_has_its_allowance(autojump_clock: MockClock) -> None:
+    """After a cancellation a cleanup may await for its allowance; it never raises by itself."""
+    stop, reached = fresh(), []
+    async with running(stop):
+        with Work("w", stop) as work:
+            stop.crash("test")
+            began = trio.current_time()
+            try:
+                await trio.sleep_forever()
+            finally:
+                async with work.cleanup("unlock"):
+                    await trio.sleep(4)
+                    reached.append("cleaned up")
+                async with work.cleanup("the rest"):
+                    await trio.sleep_forever()
+                reached.append(f"cut after {trio.current_time() - began:g} s")
+    # Both share the one allowance: it counts from the cancellation.
+    assert reached == ["cleaned up", "cut after 5 s"]
+    (cut,) = stop.cleanups_cut
+    assert cut.section == "cleanup the rest"
+
+
+async def test_a_cleanup_outlives_the_hard_limit(autojump_clock: MockClock) -> None:
+    """Cut at the hard limit, a section's cleanup still has its allowance from there."""
+    stop, reached = fresh(), []
+    async with running(stop):
+        began = trio.current_time()
+        with Work("w", stop) as work, pytest.raises(Overrun):
+            async with work.critical("write", budget=60):
+                stop.begin("SIGTERM")
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    async with work.cleanup("unlock"):
+                        await trio.sleep(4)
+                        reached.append(trio.current_time() - began)
+                    async with work.cleanup("the rest"):
+                        await trio.sleep_forever()
+                    reached.append(trio.current_time() - began)
+    assert reached == [64, 65]
+
+
+async def test_without_a_stop_a_cleanup_counts_from_its_beginning(
+    autojump_clock: MockClock,
+) -> None:
+    """In normal running a cleanup has its allowance from where it begins."""
+    stop = fresh()
+    async with running(stop):
+        with Work("w", stop) as work:
+            await trio.sleep(100)
+            began = trio.current_time()
+            async with work.cleanup("slow"):
+                await trio.sleep_forever()
+            assert trio.current_time() == began + 5
+    assert stop.cleanups_cut == []
+
+
+async def test_a_cleanup_without_a_work_has_a_default(autojump_clock: MockClock) -> None:
+    """In a plugin's own tests, where no run is around, a cleanup is bounded all the same."""
+    began = trio.current_time()
+    with cleanup_scope():
+        await trio.sleep_forever()
+    assert trio.current_time() == began + DEFAULT_CLEANUP
+    assert covering_section() is None
+
+
+# -- crashes and sizes -----------------------------------------------------------------------
+
+
+async def test_a_crash_begins_the_stop_before_siblings_end(autojump_clock: MockClock) -> None:
+    """guard() makes a crash a stop with a reason, at STOPPING at most; a cancellation is none."""
+    stop, seen = fresh(), []
+
+    async def sibling() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            seen.append((stop.stage, stop.reason))
+
+    async def fails() -> None:
+        await trio.sleep(1)
+        raise ExceptionGroup("several", [ValueError("x is 3")])
+
+    with pytest.RaisesGroup(pytest.RaisesGroup(ValueError)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sibling)
+            nursery.start_soon(stop.guard, fails)
+    assert seen == [(Stage.STOPPING, "crash: ValueError('x is 3')")]
+
+    calm = fresh()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(calm.guard, trio.sleep_forever)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel(reason="enough")
+    assert calm.stage is Stage.RUNNING
+
+
+async def test_stops_nest(autojump_clock: MockClock) -> None:
+    """A controller's stop leaves others alone; the daemon's reaches all; the furthest counts."""
+    daemon = fresh()
+    one, other = (Stop(name, LIMITS, parent=daemon) for name in ("one", "other"))
+    one.crash("reload")
+    assert (one.stage, other.stage, daemon.stage) == (
+        Stage.STOPPING,
+        Stage.RUNNING,
+        Stage.RUNNING,
+    )
+    assert not other.began.is_set()
+    daemon.begin("SIGTERM")
+    assert [stop.stage for stop in (one, other)] == [Stage.STOPPING, Stage.DRAINING]
+    assert other.began.is_set()
+    assert other.hard_at == daemon.hard_at
+    late = Stop("late", LIMITS, parent=daemon)
+    assert late.began.is_set()
+    assert late.root is daemon
+    one.detach()
+    assert daemon.children == {other, late}
+
+
+def stage_of(stop: Stop) -> Stage:
+    return stop.stage
+
+
+async def test_stages_only_go_forward(autojump_clock: MockClock) -> None:
+    """Whatever is asked for in whatever order, no stage comes twice or back."""
+    stop = fresh()
+    stop.cut("too early")
+    stop.end_drain("too early")
+    assert stage_of(stop) is Stage.RUNNING
+    stop.begin("first")
+    stop.begin("second")
+    assert (stop.reason, stop.stage) == ("first", Stage.DRAINING)
+    stop.cut("not yet")
+    assert stage_of(stop) is Stage.DRAINING
+    for _ in range(3):
+        stop.end_drain("over")
+        stop.crash("late")
+    assert stage_of(stop) is Stage.STOPPING
+    stop.cut("now")
+    stop.end_drain("back?")
+    assert [stage for stage, _ in stop.history] == [Stage.DRAINING, Stage.STOPPING, Stage.HARD]
+
+
+async def test_the_instant_may_lie_back(autojump_clock: MockClock) -> None:
+    """Limits count from when the stop was asked for, although the loop was busy since."""
+    stop = fresh()
+    async with running(stop):
+        await trio.sleep(100)
+        asked = trio.current_time() - 8
+        stop.begin("SIGTERM", at=asked)
+        await trio.sleep(1.9)
+        assert stage_of(stop) is Stage.DRAINING
+        await trio.sleep_forever()
+    assert stop.stopping_at == asked + 10
+    assert stop.hard_at == asked + 60
