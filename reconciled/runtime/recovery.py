@@ -179,28 +179,34 @@ class Recovery:
     # -- acts ------------------------------------------------------------------
 
     async def _act(self, request: Run, decision: Decision, facts: Facts) -> Result:
-        match decision:
-            case core.Complete():
-                return await self._close(request, Ending.COMPLETED, decision.reason)
-            case core.Abandon():
-                return await self._close(request, Ending.ABANDONED, decision.reason)
-            case core.Hold():
-                return await self._hold(decision)
-            case core.Wait():
-                if facts.word is not None:
-                    await self._journal.by_itself(self.record.id)
-                    return Result(Outcome.AFTER, decision.reason, decision.seconds)
-                # Could not tell: counted like an attempt without a word, up to the cap.
-                return retry(decision.reason)
-            case core.RollBack():
-                return await self._roll_back(request)
-            case core.Retry():
-                await self._journal.restart(self.record.id)
-                self.record = self._journal.find(self.record.id) or self.record
-                request.resume(self.record)
+        if isinstance(decision, core.Hold):
+            return await self._hold(decision)
+        if isinstance(decision, core.Wait):
+            return await self._wait(decision, facts)
+        if isinstance(decision, core.Complete | core.Abandon):
+            complete = isinstance(decision, core.Complete)
+            ending = Ending.COMPLETED if complete else Ending.ABANDONED
+            return await self._close(request, ending, decision.reason)
+        return await self._go_on(request, decision)
+
+    async def _go_on(self, request: Run, decision: Decision) -> Result:
+        """Work of the reconciler's, forward or back."""
+        if isinstance(decision, core.RollBack):
+            return await self._roll_back(request)
+        if isinstance(decision, core.Retry):
+            await self._journal.restart(self.record.id)
+            self.record = self._journal.find(self.record.id) or self.record
+            request.resume(self.record)
         if self.record.undoes:
             return await self._undo(request)
         return await self._roll_forward(request)
+
+    async def _wait(self, decision: core.Wait, facts: Facts) -> Result:
+        if facts.word is None:
+            # Could not tell: counted like an attempt without a word, up to the cap.
+            return retry(decision.reason)
+        await self._journal.by_itself(self.record.id)
+        return Result(Outcome.AFTER, decision.reason, decision.seconds)
 
     async def _close(self, request: Run, ending: Ending, reason: str) -> Result:
         async with self.work.cleanup("outcome of a recovery"):

@@ -40,16 +40,10 @@ if TYPE_CHECKING:
 
 async def run(controller: Controller, job: Job, name: str) -> None:
     """Run *job*. The queue gets it back in every case; nothing but a cancellation is raised."""
+    if _may_not_begin(controller, job):
+        return
     host = controller.host
     key = job.key
-    if host.stopping:
-        # The signal came after the job was handed out: it never began (invariant 2).
-        controller.lane.interrupted(job, trio.current_time())
-        return
-    if key in host.adoptions:
-        # A program of an earlier life is still at it; its end queues the key again.
-        controller.lane.terminal(job, trio.current_time())
-        return
     number = host.next_run()
     interrupted = host.operations.log.open_of(key)
     removal = interrupted is None and key in controller.removing
@@ -89,6 +83,20 @@ async def run(controller: Controller, job: Job, name: str) -> None:
             # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
             host.stop.crash(f"crash: {error!r}")
             raise
+
+
+def _may_not_begin(controller: Controller, job: Job) -> bool:
+    """Whether the job goes back unused."""
+    now = trio.current_time()
+    if controller.host.stopping:
+        # The signal came after the job was handed out: it never began (invariant 2).
+        controller.lane.interrupted(job, now)
+        return True
+    if job.key in controller.host.adoptions:
+        # A program of an earlier life is still at it; its end queues the key again.
+        controller.lane.terminal(job, now)
+        return True
+    return False
 
 
 async def _request(
