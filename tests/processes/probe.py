@@ -41,6 +41,7 @@ class Probe:
     path: str = ""
     argv: list[str] = attrs.field(factory=list)
     count: int = 0
+    delay: float = 0.0
 
 
 class ProbeReconciler(Reconciler[Probe]):
@@ -94,6 +95,11 @@ class ProbeReconciler(Reconciler[Probe]):
         """Begins its critical part only when it is told to, by a file."""
         while not os.path.lexists(request.spec.path):  # noqa: ASYNC110, ASYNC240, PTH - a test makes it
             await trio.sleep(0.01)
+        return await self.critical(request)
+
+    async def delayed(self, request: Request[Probe]) -> Result:
+        """Begins its critical part some time after it began itself."""
+        await trio.sleep(request.spec.delay)
         return await self.critical(request)
 
     async def program(self, request: Request[Probe]) -> Result:

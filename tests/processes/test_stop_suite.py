@@ -149,8 +149,14 @@ def _stalled_reader(site: Site, limits: Limits) -> Daemon:
     return daemon
 
 
-def _ordinary(limits: Limits) -> Wait:
-    return Wait(limits.drain, limits.drain + limits.cleanup)
+def _drained(limits: Limits) -> Wait:
+    return Wait(limits.drain, limits.drain)
+
+
+def _cleaned(limits: Limits) -> Wait:
+    """What uses up its drain and its cleanup."""
+    both = limits.drain + limits.cleanup
+    return Wait(both, both)
 
 
 def _held(limits: Limits) -> Wait:
@@ -168,15 +174,13 @@ def _blocked(limits: Limits) -> Wait:
 STATES = {
     "starting": State(_starting, lambda _: NOTHING),
     "idle": State(_idle, lambda _: NOTHING),
-    "reconciling": State(
-        lambda site, limits: _doing("clean", "probe.began", site, limits), _ordinary
-    ),
+    "reconciling": State(partial(_doing, "clean", "probe.began"), _cleaned),
     "critical": State(_critical, _held),
-    "program": State(_program, _ordinary),
+    "program": State(_program, _cleaned),
     "blocked-loop": State(partial(_doing, "spin", "probe.began"), _blocked),
     "stalled-source": State(_stalled_source, lambda _: NOTHING),
     "failing-watcher": State(_failing_watcher, lambda _: NOTHING),
-    "stalled-reader": State(_stalled_reader, _ordinary),
+    "stalled-reader": State(_stalled_reader, _drained),
 }
 
 
