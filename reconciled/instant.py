@@ -44,6 +44,17 @@ class Signals:
         for number in OTHERS:
             signal.signal(number, self._on_other)
 
+    def keep(self) -> list[str]:
+        """Take back what somebody else has taken over; the names of those signals.
+
+        Whatever a plugin's run does to the handlers, a stop must get through. In the main thread.
+        """
+        ours = dict.fromkeys(STOPS, self._on_stop) | dict.fromkeys(OTHERS, self._on_other)
+        lost = [number for number, handler in ours.items() if signal.getsignal(number) != handler]
+        if lost:
+            self.install()
+        return [signal.Signals(number).name for number in lost]
+
     def started(self, wake: Callable[[], None]) -> None:
         """The start is over: from now on a stop has stages. *wake* is called from handlers."""
         self._wake = wake

@@ -38,13 +38,13 @@ from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.ending import Ending
 from reconciled.runtime.host import Host
+from reconciled.runtime.keeping import keep
 from reconciled.runtime.once import Once
 from reconciled.runtime.operations import Operations
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.runtime.recovery import settle_open
 from reconciled.runtime.reload import Reloader, Swap
-from reconciled.runtime.settling import tell_loop
 from reconciled.stop import Stop
 from reconciled.stop.last_resort import LastResort
 
@@ -141,7 +141,7 @@ class Daemon:
         self._service("stop stages", host.stop.run_stages, self.ending.leave_behind)
         self._service("orphan reaper", self.orphans.reap)
         self._service("reload", self.reloader.serve)
-        self._service("loop detector", self._end_loops)
+        self._service("keeper", keep, self.host)
         self.last_resort.begin()
 
     def _service(
@@ -229,12 +229,6 @@ class Daemon:
             for stalled in self.prepared.stalled:
                 self.counted.stalled(stalled.config.name, stalled.reason)
             self.counted.begin(controllers)
-
-    async def _end_loops(self) -> None:
-        while True:
-            await trio.sleep(5.0)
-            for notice in self.host.loops.quiet(trio.current_time()):
-                tell_loop(self.host, notice)
 
     # -- signals ---------------------------------------------------------------
 

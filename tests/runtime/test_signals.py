@@ -1,0 +1,80 @@
+"""The handlers of a running daemon are its own, whatever a plugin's run does to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reconciled.instant import OTHERS, STOPS, Signals
+
+PLUGIN = """
+import attrs, signal
+from reconciled.api import Reconciler, done
+
+@attrs.frozen
+class Deaf:
+    pass
+
+class DeafReconciler(Reconciler[Deaf]):
+    async def reconcile(self, request):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return done("deaf")
+"""
+CONFIG = """\
+state: {here}/state
+plugins: {{directories: [plugins]}}
+controllers:
+  deaf: {{reconciler: "deaf:DeafReconciler", watch: [directory: resources]}}
+"""
+
+
+def test_what_was_taken_over_is_taken_back() -> None:
+    """keep() restores exactly the handlers that are not ours, and names them."""
+    before = {number: signal.getsignal(number) for number in (*STOPS, *OTHERS)}
+    signals = Signals()
+    try:
+        signals.install()
+        assert signals.keep() == []
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert signals.keep() == ["SIGTERM", "SIGHUP"]
+        assert signals.keep() == []
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.processes
+def test_c15_a_daemon_that_a_plugin_made_deaf_hears_again(tmp_path: Path) -> None:
+    """A plugin that ignores SIGTERM for the whole process keeps no stop away (C15)."""
+    for directory in ("plugins", "resources"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "plugins/deaf.py").write_text(PLUGIN)
+    (tmp_path / "resources/a.yaml").write_text("kind: Deaf\nmetadata: {name: a}\nspec: {}\n")
+    (tmp_path / "reconciled.yaml").write_text(CONFIG.format(here=tmp_path))
+    with subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("reconciled")),
+            *("--config", str(tmp_path / "reconciled.yaml"), "run"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as daemon:
+        try:
+            assert daemon.stderr is not None
+            restored = next(
+                line
+                for line in map(json.loads, daemon.stderr)
+                if line["event"] == "signals.restored"
+            )
+            assert restored["signals"] == ["SIGTERM"]
+            daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(20) == 0
+        finally:
+            daemon.kill()
