@@ -15,7 +15,8 @@ RUN := $(VENV)/run.stamp
 DEV := $(VENV)/dev.stamp
 # Only its exit code counts; the pip of a fresh environment talks about newer ones of itself.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-PYTEST := $(BIN)/pytest -q
+# On two cores: tests with real processes on one, one after the other; the rest on the other.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup
 LINTED := reconciled config tests bench
 # flake8-async alone, ruff does the rest. ASYNC9 would demand a checkpoint on every path, and
 # ASYNC114 a list of all functions that are started with nursery.start(); a test is async to be
@@ -26,7 +27,7 @@ FLAKE8 := $(BIN)/flake8 --isolated --select=ASY --disable=ASYNC9,ASYNC114 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lint bench lock clean
+.PHONY: help demo test test-fast lint ruff format mypy flake8 bench lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -38,12 +39,21 @@ test: $(DEV)
 	$(PYTEST)
 
 test-fast: $(DEV)
-	$(PYTEST) -n 2 -m 'not processes'
+	$(PYTEST) -m 'not processes'
 
-lint: $(DEV)
+# Each by itself, so that `make -k lint` shows what all of them have to say.
+lint: ruff format mypy flake8
+
+ruff: $(DEV)
 	$(BIN)/ruff check $(LINTED)
+
+format: $(DEV)
 	$(BIN)/ruff format --check $(LINTED)
+
+mypy: $(DEV)
 	$(BIN)/mypy --strict reconciled config/demo/demo.py
+
+flake8: $(DEV)
 	$(FLAKE8) $(LINTED)
 
 bench: $(DEV)
