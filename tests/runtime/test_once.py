@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 from rig import thing
 from trio.testing import MockClock
@@ -62,6 +63,59 @@ async def test_keys_that_are_not_done_are_named(world: World, autojump_clock: Mo
     assert world.code_of_once == NOT_DONE
     told = {line["key"]: line["reason"] for line in world.lines("once.not_done")}
     assert told == {"a/bad": "no network", "a/never": "no such user"}
+
+
+async def test_a_key_that_comes_right_in_time_is_done(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """Three failures count only if the key is still failing at the end."""
+    world.configure("a")
+
+    async def slow(_: Any) -> Result:
+        await trio.sleep(90)
+        return done()
+
+    world.declared["a"] = [thing("late"), thing("slow")]
+    world.acts = {"a/late": failing(4), "a/slow": slow}
+    async with world.running(once=True):
+        await trio.sleep(200)
+        assert world.code == 0
+    assert world.ran.count("a/late") == 5
+    assert world.code_of_once == DONE
+
+
+async def test_timers_do_not_count(world: World, autojump_clock: MockClock) -> None:
+    """A single run takes what is declared, and waits for no schedule."""
+    world.timers.add("a")
+    world.configure("a")
+    async with world.running(once=True) as daemon:
+        names = [watcher.name for watcher in daemon.controllers["a"].watchers]
+        assert names == ["source of a"]
+        await trio.sleep(0.1)
+        assert world.code == 0
+
+
+async def test_a_removal_that_fails_once_has_another_turn(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not end before a removal is done that had to be tried again."""
+    world.configure("a: {reconciler: 'mine:Removing'}")
+    world.declared["a"] = [thing("x"), thing("y")]
+    async with world.running(once=True):
+        await trio.sleep(1)
+    world.declared["a"] = [thing("y")]
+    act = failing(2)
+
+    async def remove(self: World, _: Any, request: Any) -> Any:
+        self.removed.append(request.key)
+        return await act(request)
+
+    monkeypatch.setattr(World, "remove", remove)
+    async with world.running(once=True):
+        await trio.sleep(60)
+        assert world.code == 0
+    assert world.removed == ["a/x"] * 3
+    assert world.code_of_once == DONE
 
 
 async def test_removals_have_their_turn(world: World, autojump_clock: MockClock) -> None:

@@ -83,6 +83,8 @@ class World:
     monkeypatch: pytest.MonkeyPatch
     acts: dict[str, Act] = attrs.field(factory=dict)
     declared: dict[str, Iterable[Manifest]] = attrs.field(factory=dict)
+    # Controllers that have a timer beside their source.
+    timers: set[str] = attrs.field(factory=set)
     # Lives of the sources of a controller: what its watcher does instead of declaring.
     lives: dict[str, list[Act]] = attrs.field(factory=dict)
     sources: dict[str, list[Source]] = attrs.field(factory=dict)
@@ -152,7 +154,7 @@ class World:
 
         source = Source(f"source of {name}", lives=self.lives.pop(name, [declare]))
         self.sources.setdefault(name, []).append(source)
-        return [source]
+        return [source, Source("every 10m", declares=False)] if name in self.timers else [source]
 
     async def reconcile(self, _: Any, request: Any) -> Any:
         """A run, by what acts says."""
