@@ -228,7 +228,8 @@ async def test_a_person_cuts_what_is_critical(autojump_clock: MockClock) -> None
 
 async def test_a_section_warns_before_its_end(autojump_clock: MockClock) -> None:
     """The scope of warned() ends its lead before the deadline, also when that is moved down."""
-    stop, warned = fresh(), []
+    stop = fresh()
+    warned: list[float] = []
     async with running(stop):
         with Work("w", stop) as work, pytest.raises(Overrun):
             began = trio.current_time()
