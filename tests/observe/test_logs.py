@@ -401,6 +401,15 @@ def test_an_unknown_format_is_refused() -> None:
         configure("xml", environment={})
 
 
+def test_every_reload_is_answered(make: Callable[..., Log]) -> None:
+    """Who asks for a reload twice reads two answers, equal or not, with all that is wrong."""
+    log = make()
+    for _ in range(2):
+        log.logs.log.error("config.invalid", at="a.yaml:1:1", reason="unknown key")
+        log.logs.log.error("reload.failed", problems=1)
+    assert [line["event"] for line in log.lines()] == ["config.invalid", "reload.failed"] * 2
+
+
 def test_last_words_pass_the_folding(make: Callable[..., Log]) -> None:
     """The last resort's lines come out even where equal ones are folded and a lock is held."""
     log = make()
