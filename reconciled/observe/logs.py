@@ -34,7 +34,8 @@ from reconciled.observe.values import message_of, plain, traceback_of
 
 # Events whose equal lines each say something: never folded. Those of a reload are answers: who
 # asks again, and reads nothing, takes the daemon for deaf.
-UNFOLDED = ("tasks.", "stop.", "reload.", "config.", "removals.", "log.dropped", "fault.recovered")
+_ANSWERS = ("reload.", "config.invalid", "removals.")
+UNFOLDED = ("tasks.", "stop.", "log.dropped", "fault.recovered", *_ANSWERS)
 # Differ between lines that say the same; so does every duration, by its name's ending.
 _VOLATILE = frozenset({"event", "run", "cause", "causes", "attempt", "exc_info"})
 _DURATION = "_s"
