@@ -11,6 +11,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -166,10 +169,18 @@ def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
     for table in _VERIFIED:
         (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
         if found != "ok":
+            _refuse_trouble(found)
             raise StoreDamaged(f"table {table}: {' '.join(found.split())}")
     read_meta(connection)
     verify_applied(connection)
     read_open(connection)
+
+
+def _refuse_trouble(found: str) -> None:
+    """A page that could not be read now is a line among those about damage."""
+    code = re.search(r"error code=(\d+)", found)
+    if code is not None and int(code[1]) & 0xFF in _TROUBLE:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @contextlib.contextmanager

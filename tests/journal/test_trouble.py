@@ -94,23 +94,44 @@ def check(state: Path, said: list[list[str]]) -> None:
     store.close()
 
 
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that has been used and closed: its opening makes few calls, so that most hit work."""
+    state = tmp_path_factory.mktemp("used")
+    assert worker(state, "1")[1] == 0
+    return state
+
+
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-@pytest.mark.parametrize("call", ["fdatasync", "pwrite64", "write"])
-@pytest.mark.parametrize("when", ["6", "9", "14", "10..12"])
+@pytest.mark.parametrize(
+    ("call", "when"),
+    [
+        *(("fdatasync", when) for when in ("1", "2", "3", "4", "5", "9", "12..15")),
+        *(("pwrite64", when) for when in ("1", "2", "3", "4", "5", "9", "12", "13", "20..24")),
+        *((call, when) for call in ("fsync", "rename", "write") for when in ("1", "2")),
+        *(("pread64", when) for when in ("1", "3", "5", "7", "9")),
+        *(("openat", when) for when in ("1", "2", "3", "5", "6")),
+    ],
+)
 def test_an_error_at_the_nth_call_is_got_through(
-    tmp_path: Path, error: str, call: str, when: str
+    used: Path, tmp_path: Path, error: str, call: str, when: str
 ) -> None:
-    """Intents are refused with the reason, the rest waits; all becomes durable by itself."""
-    rounds = 6
-    strace = injecting(f"{call}:error={error}:when={when}", tmp_path)
-    said, code = worker(tmp_path, str(rounds), *strace)
+    """Intents are refused with the reason, the rest waits; all becomes durable by itself.
+
+    strace counts calls of each thread for itself: the opening's, and those of the writer's.
+    """
+    state = tmp_path / "state"
+    shutil.copytree(used, state)
+    said, code = worker(state, "6", *injecting(f"{call}:error={error}:when={when}", state))
     if said and said[0][0] == "unusable":  # it hit the opening: nothing was begun
         assert code == 1
-        said, code = worker(tmp_path, str(rounds))
+        said, code = worker(state, "6")
+    elif call == "fdatasync" or (call == "pwrite64" and when != "20..24"):
+        assert "state" in [words[0] for words in said]
     assert code == 0
     assert said[-1] == ["pending", "0"]
     assert said[-2][0] == "all"
-    check(tmp_path, said)
+    check(state, said)
 
 
 def test_a_store_that_fails_for_good_keeps_what_it_said(tmp_path: Path) -> None:
@@ -249,3 +270,43 @@ async def test_a_place_that_turns_read_only_refuses_and_recovers(small: Path) ->
             await writable.wait()
         assert operations.open() == []
         nursery.cancel_scope.cancel(reason="test")
+
+
+def test_what_is_said_durable_was_synced_before(tmp_path: Path) -> None:
+    """From the record of a process's calls: no word while a write to the store waits for its sync.
+
+    New names too: the directory is synced after each file that comes, goes or is exchanged.
+    """
+    injecting("fsync:error=EIO:when=9999", tmp_path)  # skips where nothing can be traced
+    trace = tmp_path / "trace"
+    calls = "write,pwrite64,fsync,fdatasync,rename,mkdir,openat,ftruncate,unlink"
+    strace = ["strace", "-f", "-qq", "-y", "-s", "400", "-o", str(trace), "-e", f"trace={calls}"]
+    state = tmp_path / "state"
+    state.mkdir()
+    said, code = worker(state, "4", *strace)
+    assert code == 0
+    assert [words[0] for words in said].count("ended") == 4
+    unsynced, words = set(), 0
+    for line in trace.read_text().splitlines():
+        call, _, rest = line.partition(" ")[2].lstrip().partition("(")
+        handle = rest[rest.find("<") + 1 : rest.find(">")]
+        if call == "write" and rest.startswith("1<"):
+            words += 1
+            assert not unsynced, (line, unsynced)
+        elif call in ("write", "pwrite64", "ftruncate") and "/store" in handle:
+            if handle.endswith("store.sqlite"):
+                continue  # what a checkpoint writes stays in the log until SQLite has synced it
+            unsynced.add(handle)
+        elif call in ("fsync", "fdatasync"):
+            unsynced.discard(handle)
+        elif call == "unlink":
+            unsynced.discard(rest.split('"')[1])
+        elif call in ("rename", "mkdir") or (call == "openat" and "O_CREAT" in rest):
+            named = rest.split('"')[3 if call == "rename" else 1]
+            if (
+                "-shm" not in named
+                and named.startswith(str(state / "store"))
+                and " = -1" not in rest
+            ):
+                unsynced.add(str(Path(named).parent))
+    assert words > 15

@@ -1,0 +1,180 @@
+"""What durable operations cost: many at once, one alone, and a long history.
+
+Beside each figure stands the same work without the journal's means: each record with a commit
+of its own through the same thread (many at once), or one bare commit (one alone).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from table import heading, row
+
+from reconciled.core.resources import Key
+from reconciled.journal.durable import DurableOperations, History
+from reconciled.journal.opening import transaction
+from reconciled.journal.records import Ending
+from reconciled.journal.rows import insert, move_to_past
+from reconciled.journal.store import Store
+
+TASKS, SECONDS, ROUNDS = 50, 4.0, 5
+PINNED = {"spec": {"path": "/etc/motd", "content": "x" * 200}, "kind": "File", "base": "/etc/x"}
+# A tenth of a million operations with a tenth of the default history: what is kept of them, and
+# how much the files outgrow it, is what a million has ten times over.
+MANY, KEPT = 100_000, 10_000
+
+
+@asynccontextmanager
+async def journal(state: Path, history: History | None = None) -> AsyncIterator[DurableOperations]:
+    """A running journal in *state*."""
+    store = Store.open(state)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        yield DurableOperations.over(store, history=history)
+        nursery.cancel_scope.cancel(reason="measured")
+
+
+async def many(operations: DurableOperations, last: Callable[[int], bool]) -> float:
+    """Durable records a second of TASKS tasks that begin and end, until last(operations)."""
+    count, began = 0, time.perf_counter()
+
+    async def task(number: int) -> None:
+        nonlocal count
+        while not last(count):
+            record = await operations.begin(Key(f"bench/{number}"), "apply", PINNED)
+            await operations.end(record.id, Ending.DONE)
+            count += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(TASKS):
+            nursery.start_soon(task, number)
+    return 2 * count / (time.perf_counter() - began)
+
+
+async def apart(state: Path) -> float:
+    """Durable records a second where each is a commit of its own, through one thread."""
+    limiter = trio.CapacityLimiter(1)
+    store = Store.open(state)
+    operations = DurableOperations.over(store)
+    connection = store.writer.connection
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS:
+        record = operations._record(Key("bench/x"), "apply", PINNED, "")  # noqa: SLF001 - the same row
+        ended = operations._ended(record, Ending.DONE)  # noqa: SLF001 - as it is closed
+        for write, each in ((insert, record), (move_to_past, ended)):
+
+            def one(write: Callable[..., None] = write, each: object = each) -> None:
+                with transaction(connection):
+                    write(connection, each)
+
+            await trio.to_thread.run_sync(one, limiter=limiter)
+            count += 1
+    store.close()
+    return count / (time.perf_counter() - began)
+
+
+async def bare(directory: Path, count: int) -> float:
+    """Milliseconds that one commit of one small row takes, through one thread."""
+    limiter = trio.CapacityLimiter(1)
+    connection = sqlite3.connect(
+        directory / "bare.sqlite", isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA journal_mode=WAL").close()
+    connection.execute("PRAGMA synchronous=FULL").close()
+    connection.execute("CREATE TABLE IF NOT EXISTS t (a)").close()
+    began = time.perf_counter()
+    for number in range(count):
+        await trio.to_thread.run_sync(
+            lambda n=number: connection.execute("INSERT INTO t VALUES (?)", (n,)).close(),
+            limiter=limiter,
+        )
+    connection.close()
+    return (time.perf_counter() - began) / count * 1000
+
+
+async def alone(operations: DurableOperations, count: int) -> float:
+    """Milliseconds that one operation with three steps takes while nothing else happens."""
+    began = time.perf_counter()
+    for _ in range(count):
+        record = await operations.begin(Key("bench/alone"), "apply", PINNED)
+        for step in ("prepare", "exchange", "tell"):
+            await operations.started(record.id, step, "idempotent")
+            await operations.done(record.id, step, "idempotent", {"step": step})
+        await operations.end(record.id, Ending.DONE)
+    return (time.perf_counter() - began) / count * 1000
+
+
+def opening(state: Path) -> float:
+    """Milliseconds until a store is open and its operations are read."""
+    began = time.perf_counter()
+    store = Store.open(state)
+    DurableOperations.over(store)
+    took = (time.perf_counter() - began) * 1000
+    store.close()
+    return took
+
+
+def finished(state: Path, count: int) -> None:
+    """Put *count* finished operations into the history."""
+    store = Store.open(state)
+    operations = DurableOperations.over(store)
+    with transaction(store.writer.connection):
+        for number in range(count):
+            record = operations._record(Key(f"bench/{number}"), "apply", PINNED, "")  # noqa: SLF001
+            ended = operations._ended(record, Ending.DONE)  # noqa: SLF001 - as it is closed
+            move_to_past(store.writer.connection, ended)
+    store.close()
+
+
+async def measure(place: Path) -> None:
+    """Print every figure; the best of a few rounds where others share the machine."""
+    heading()
+    together, one = 0.0, 0.0
+    async with journal(place) as operations:
+        for _ in range(3):
+            until = time.perf_counter() + SECONDS
+            rate = await many(operations, lambda _, until=until: time.perf_counter() >= until)
+            together = max(together, rate)
+    (place / "apart").mkdir()
+    one = await apart(place / "apart")
+    row("durable records, 50 tasks, two each", together, one, "1/s", "≥ 5000, ≥ 4 x floor")
+    rounds = []
+    async with journal(place) as operations:
+        for _ in range(ROUNDS):
+            floor = await bare(place, 100)
+            took = await alone(operations, 25)
+            rounds.append((took / floor, took, floor))
+    _, took, floor = sorted(rounds)[len(rounds) // 2]
+    row("operation with three steps, alone", took, floor, "ms", "≤ 6 x a bare commit")
+    (place / "empty").mkdir()
+    opening(place / "empty")
+    empty = min(opening(place / "empty") for _ in range(3))
+    (place / "full").mkdir()
+    finished(place / "full", 100_000)
+    full = min(opening(place / "full") for _ in range(3))
+    row("opening, 100 k finished in the history", full, empty, "ms", "start ≤ 1 s in all")
+    (place / "sized").mkdir()
+    async with journal(place / "sized", History(operations=KEPT)) as operations:
+        await many(operations, lambda count: count >= MANY)
+    size = sum(file.stat().st_size for file in (place / "sized" / "store").iterdir()) / 2**20
+    row("store after 1 M operations (a tenth, x 10)", 10 * size, None, "MiB", "bounded")
+
+
+def main() -> None:
+    """Measure beside the working directory: what lies in memory has no syncs to pay for."""
+    place = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".bench-journal-"))
+    try:
+        trio.run(measure, place)
+    finally:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()
