@@ -43,6 +43,10 @@ class Signals:
             signal.signal(number, self._on_stop)
         for number in OTHERS:
             signal.signal(number, self._on_other)
+        if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
+            # There is no log to dump stacks into yet, and by default it would end the process.
+            # Not again later: faulthandler's own handler cannot be seen from here.
+            signal.signal(signal.SIGUSR1, _too_early)
 
     def keep(self) -> list[str]:
         """Take back what somebody else has taken over; the names of those signals.
@@ -82,6 +86,10 @@ class Signals:
         if all(number != seen for seen, _ in self.received.copy()):
             self.received.append((number, time.monotonic()))
         self._wake()
+
+
+def _too_early(_: int, __: FrameType | None) -> None:
+    """Nothing can be dumped before the log is there."""
 
 
 def _nothing() -> None:

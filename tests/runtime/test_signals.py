@@ -33,9 +33,47 @@ controllers:
 """
 
 
+EARLY = """
+import attrs, os, signal
+from reconciled.api import Reconciler, done
+os.kill(os.getpid(), signal.SIGUSR1)
+
+@attrs.frozen
+class Deaf:
+    pass
+
+class DeafReconciler(Reconciler[Deaf]):
+    async def reconcile(self, request):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return done()
+"""
+
+
+@pytest.mark.processes
+def test_a_request_for_stacks_ends_no_daemon(tmp_path: Path) -> None:
+    """SIGUSR1 during the start is harmless, and dumps stacks once there is a log."""
+    for directory in ("plugins", "resources"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "plugins/deaf.py").write_text(EARLY)
+    (tmp_path / "resources/a.yaml").write_text("kind: Deaf\nmetadata: {name: a}\nspec: {}\n")
+    (tmp_path / "reconciled.yaml").write_text(CONFIG.format(here=tmp_path))
+    ended = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("reconciled")),
+            *("--config", str(tmp_path / "reconciled.yaml"), "run", "--once"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert "most recent call first" in ended.stderr
+
+
 def test_what_was_taken_over_is_taken_back() -> None:
     """keep() restores exactly the handlers that are not ours, and names them."""
-    before = {number: signal.getsignal(number) for number in (*STOPS, *OTHERS)}
+    before = {number: signal.getsignal(number) for number in (*STOPS, *OTHERS, signal.SIGUSR1)}
     signals = Signals()
     try:
         signals.install()
