@@ -15,8 +15,8 @@ RUN := $(VENV)/run.stamp
 DEV := $(VENV)/dev.stamp
 # Only its exit code counts; the pip of a fresh environment talks about newer ones of itself.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# On two cores: tests with real processes on one, one after the other; the rest on the other.
-PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup
+# Not more than the two cores that any machine has: tests with real processes measure wall time.
+PYTEST := $(BIN)/pytest -q -n 2
 LINTED := reconciled config tests bench
 # flake8-async alone, ruff does the rest. ASYNC9 would demand a checkpoint on every path, and
 # ASYNC114 a list of all functions that are started with nursery.start(); a test is async to be
