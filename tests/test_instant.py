@@ -29,7 +29,7 @@ def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def installed() -> Iterator[Signals]:
     """Real handlers, and afterwards those of before."""
-    before = {number: signal.getsignal(number) for number in (*STOPS, *OTHERS)}
+    before = {number: signal.getsignal(number) for number in (*STOPS, *OTHERS, signal.SIGUSR1)}
     signals = Signals()
     signals.install()
     try:

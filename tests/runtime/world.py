@@ -75,6 +75,17 @@ class NoLastResort:
         """Wakes nobody."""
 
 
+class Told(Signals):
+    """Signals as the test tells them: the handlers of this process stay as they are."""
+
+    def install(self) -> None:
+        """Takes over nothing."""
+
+    def keep(self) -> list[str]:
+        """Nothing was taken over."""
+        return []
+
+
 @attrs.define(eq=False)
 class World:
     """The directory of a daemon, and the script of everything around it."""
@@ -213,7 +224,7 @@ class World:
             {},
             prepare(loaded.config),
             logs,
-            Signals(),
+            Told(),
             store,
             DurableOperations.over(store),
             once=once,
