@@ -21,6 +21,7 @@ VERBS = {
     "check": ("grade the configuration and the manifests", "check"),
     "plan": ("show what would be done, without effects", "plan"),
     "budget": ("show how long a stop may take", "budget"),
+    "journal": ("list, show and settle operations", "journal"),
     "allow": ("permit the removals of a controller that are held", "allow"),
     "reap": ("end what a dead daemon left running", "reap"),
     "step": ("note a step of the operation that runs the calling program", "step"),
@@ -32,7 +33,6 @@ NOT_BUILT = {
     "events": "show events",
     "queue": "show waiting and delayed keys",
     "tasks": "show the task tree (until then: SIGUSR2 logs it)",
-    "journal": "list, show and settle operations",
     "reconcile": "reconcile a key now",
     "suspend": "stop reconciling a key",
     "resume": "take up a suspended key",
@@ -128,10 +128,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     added["reap"].add_argument("--state", metavar="DIRECTORY", help="else $STATE_DIRECTORY")
     added["step"].add_argument("name", metavar="NAME")
+    _add_journal(added["journal"])
     for name, text in NOT_BUILT.items():
         verb = verbs.add_parser(name, help=f"{text} (not built yet)")
         verb.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def _add_journal(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="operations: open, held and past")
+    listing.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="of those that are over, at most (20)"
+    )
+    showing = actions.add_parser("show", help="all about one operation")
+    showing.add_argument("id", metavar="ID", help="or the beginning of one")
+    resolving = actions.add_parser("resolve", help="settle an operation that is held")
+    resolving.add_argument("id", metavar="ID", nargs="?", help="or the beginning of one")
+    resolving.add_argument(
+        "--all", action="store_true", help="all that a damaged store has left in doubt"
+    )
+    decision = resolving.add_mutually_exclusive_group(required=True)
+    for name, text in {
+        "complete": "it is done: note that, and run nothing",
+        "forward": "go on in the same operation",
+        "back": "undo what it did",
+        "abandon": "close it without a claim",
+    }.items():
+        decision.add_argument(
+            f"--{name}", dest="decision", action="store_const", const=name, help=text
+        )
+    resolving.add_argument("--why", required=True, metavar="TEXT", help="for the record")
+    for action in (listing, showing, resolving):
+        action.add_argument("--state", metavar="DIRECTORY", help="else as configured")
+    for action in (listing, showing):
+        action.add_argument("--json", action="store_true", help="for programs")
 
 
 def _version_action() -> type[argparse.Action]:

@@ -92,6 +92,24 @@ class StateLock:
         self._handle = -1
 
 
+def probe(state: Path) -> None:
+    """Raises Locked if somebody holds *state*; takes nothing, and makes nothing. Raises OSError.
+
+    With a shared lock for an instant: a daemon that starts in that very instant tries again,
+    and two who probe do not see each other.
+    """
+    try:
+        handle = os.open(state / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked(state, _holder(handle)) from None
+    finally:
+        os.close(handle)
+
+
 def _lock(
     handle: int,
     state: Path,

@@ -23,7 +23,7 @@ import trio
 
 from reconciled.core.loops import LoopDetector
 from reconciled.core.queue import WorkQueue
-from reconciled.core.resources import Key, controller_of
+from reconciled.core.resources import Key
 from reconciled.core.stages import Stage
 from reconciled.instant import STOPS, Signals
 from reconciled.journal.durable import DurableOperations
@@ -38,13 +38,15 @@ from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.ending import Ending
 from reconciled.runtime.host import Host
+from reconciled.runtime.housekeeping import Housekeeping
 from reconciled.runtime.keeping import keep
 from reconciled.runtime.once import Once
 from reconciled.runtime.operations import Operations
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.runtime.recovery import settle_open
-from reconciled.runtime.reload import Reloader, Swap
+from reconciled.runtime.reload import Reloader, Swap, tell_left
+from reconciled.runtime.resolutions import Resolutions
 from reconciled.stop import Stop
 from reconciled.stop.last_resort import LastResort
 
@@ -69,6 +71,7 @@ class Daemon:
     host: Host = attrs.field(init=False)
     dispatcher: Dispatcher = attrs.field(init=False)
     permits: Permits = attrs.field(init=False)
+    resolutions: Resolutions = attrs.field(init=False)
     reloader: Reloader = attrs.field(init=False)
     orphans: Orphans = attrs.field(init=False)
     ending: Ending = attrs.field(init=False)
@@ -118,6 +121,8 @@ class Daemon:
             self.host.on_outcome = self.counted.outcome
         self.permits = Permits(config.state, self.logs.log, self._allow)
         self.permits.prepare()
+        self.resolutions = Resolutions(self.host, lambda: self.controllers)
+        self.resolutions.prepare()
         self.dispatcher = Dispatcher(self.host, lambda: self.controllers)
         self.orphans = Orphans(children, self.logs.log)
         self.reloader = Reloader(
@@ -141,6 +146,8 @@ class Daemon:
         self._service("stop stages", host.stop.run_stages, self.ending.leave_behind)
         self._service("orphan reaper", self.orphans.reap)
         self._service("reload", self.reloader.serve)
+        self._service("resolutions", self.resolutions.serve)
+        self._service("housekeeping", Housekeeping(host).serve)
         self._service("keeper", keep, self.host)
         self.last_resort.begin()
 
@@ -171,6 +178,8 @@ class Daemon:
             async with trio.open_nursery() as work:
                 self._reconciles = await work.start(self._hold_reconciles, name="reconciles")
                 self._intake = await work.start(self._hold_intake, name="intake")
+                # What people decided meanwhile is what recovery goes by.
+                await self.resolutions.first_look()
                 for ready in self.prepared.ready:
                     await self._start(ready)
                 for stalled in self.prepared.stalled:
@@ -307,7 +316,7 @@ class Daemon:
             # Backoffs and verdicts too: after a restart nobody would know of them (C13).
             self.host.queue.drop_lane(name)
         for name in sorted(swap.left):
-            self._tell_left(name)
+            tell_left(self.logs.log, self.store, name)
         for stalled in swap.prepared.stalled:
             self._tell_stalled(stalled.config.name, stalled.reason)
         for ready in swap.started:
@@ -320,16 +329,6 @@ class Daemon:
         controller.stop.begin("reload")
         self.host.services.start_soon(
             _retire, controller, name=f"stop of controller {controller.name}"
-        )
-
-    def _tell_left(self, name: str) -> None:
-        keys = sorted(key for key in self.store.all_keys() if controller_of(key) == name)
-        self.logs.log.warning(
-            "controller.left",
-            controller=name,
-            count=len(keys),
-            keys=keys[:20],
-            reason="it left the configuration: what it applied stays as it is",
         )
 
     def _allow(self, controller: str, keys: frozenset[Key]) -> None:

@@ -17,7 +17,8 @@ import trio
 from reconciled.config.load import Loaded, load
 from reconciled.config.model import Config
 from reconciled.core.problems import Invalid, Problem
-from reconciled.core.resources import Origin
+from reconciled.core.resources import Origin, controller_of
+from reconciled.journal.store import Store
 from reconciled.observe.bound import BoundLog
 from reconciled.runtime.build import Prepared, Ready, prepared_whole
 
@@ -46,6 +47,18 @@ def compare(running: Mapping[str, Ready], prepared: Prepared) -> Swap:
     names = {ready.config.name for ready in prepared.ready}
     names |= {stalled.config.name for stalled in prepared.stalled}
     return Swap(prepared, started, kept, frozenset(running) - names)
+
+
+def tell_left(log: BoundLog, store: Store, name: str) -> None:
+    """Name what the controller *name*, which the configuration has no more, leaves behind."""
+    keys = sorted(key for key in store.all_keys() if controller_of(key) == name)
+    log.warning(
+        "controller.left",
+        controller=name,
+        count=len(keys),
+        keys=keys[:20],
+        reason="it left the configuration: what it applied stays as it is",
+    )
 
 
 def _same(old: Ready, new: Ready) -> bool:

@@ -12,6 +12,7 @@ import trio
 from reconciled.core.durations import format_duration
 from reconciled.core.jobs import Job, Priority
 from reconciled.core.loops import LoopBegan, LoopEnded, Ran
+from reconciled.core.resources import Key
 from reconciled.core.results import Outcome, Result
 from reconciled.runtime.outcomes import SUCCESSES
 from reconciled.runtime.status import Status
@@ -80,7 +81,7 @@ def _succeeded(ended: Ended, now: float) -> None:
         host.logs.recovered(job.key)
     if ended.removal and result.outcome is Outcome.DONE:
         _say(ended, now, "info", "reconcile.removed", message=result.reason or None)
-        _gone(ended, now)
+        gone(controller, job.key, now)
     elif ended.recovered:
         _say(ended, now, "info", "recovery.done", message=result.reason or None)
     elif ended.acted or result.reason:
@@ -89,8 +90,8 @@ def _succeeded(ended: Ended, now: float) -> None:
         _say(ended, now, "debug", "reconcile.done")
 
 
-def _gone(ended: Ended, now: float) -> None:
-    controller, key = ended.controller, ended.job.key
+def gone(controller: Controller, key: Key, now: float) -> None:
+    """The removal of *key* has ended: drop it, or have it run where it is declared again."""
     controller.forget(key)
     if controller.desired.removal_ended(key):
         controller.lane.add(key, now, "declared again", Priority.CHANGED)

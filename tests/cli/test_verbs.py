@@ -38,7 +38,7 @@ def test_wrong_usage_has_its_code(desk: Desk, arguments: tuple[str, ...], code: 
     assert said.out if code == 0 else "error:" in said.err
 
 
-@pytest.mark.parametrize("verb", ["status", "get", "describe", "journal", "reload", "tasks"])
+@pytest.mark.parametrize("verb", ["status", "get", "describe", "queue", "reload", "tasks"])
 def test_a_verb_that_is_not_built_says_so(desk: Desk, verb: str) -> None:
     """An accepted verb without effect says that it is not built, with 69, whatever follows it."""
     for arguments in ((verb,), (verb, "c/a", "--json")):

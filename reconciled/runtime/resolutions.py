@@ -1,0 +1,180 @@
+"""The daemon's side of ``journal resolve``: decisions of people are taken up and carried out.
+
+1. A decision is taken before it is acted on, and its file goes only when what it says is durable:
+   a kill in between repeats it, and never loses it.
+2. It is for an operation that is held. One that is not held any more is left alone, with a line.
+3. Whatever a controller is or is not configured as, its operations can be settled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import asyncinotify
+import attrs
+import trio
+
+from reconciled.core.jobs import Priority
+from reconciled.core.resources import controller_of, directory_of
+from reconciled.journal import decisions
+from reconciled.journal.decisions import Decided
+from reconciled.journal.records import OperationRecord, Resolution
+from reconciled.journal.store import StoreClosed, WriteFailed
+from reconciled.runtime.controller import Controller
+from reconciled.runtime.host import Host
+from reconciled.runtime.pinned import is_removal
+from reconciled.runtime.settling import gone
+
+# Seconds between two looks where the kernel gives no notice, or something has to be tried again.
+LOOK = 5.0
+# A start waits so long for the first look: longer, and a full disk would keep it from starting.
+FIRST_LOOK = 5.0
+CLOSING = frozenset({Resolution.COMPLETE, Resolution.ABANDON})
+
+
+@attrs.define(eq=False)
+class Resolutions:
+    """Carries decisions out. controllers() gives those that run, by name."""
+
+    host: Host
+    controllers: Callable[[], Mapping[str, Controller]]
+    looked: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def prepare(self) -> None:
+        """Make the directory; decisions of an earlier life are in it. Raises OSError."""
+        decisions.make_directory(self.host.state)
+
+    async def first_look(self) -> None:
+        """Wait until what was decided while the daemon was down is settled, at most FIRST_LOOK."""
+        with trio.move_on_after(FIRST_LOOK):
+            await self.looked.wait()
+
+    async def serve(self) -> None:
+        """Take decisions as they come; for a service nursery. Runs until cancelled.
+
+        Cancelled while it acts on one, that is acted on again by the next start.
+        """
+        with contextlib.ExitStack() as stack:
+            inotify = None
+            try:
+                inotify = stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
+                directory = self.host.state / decisions.DIRECTORY
+                inotify.add_watch(directory, asyncinotify.Mask.MOVED_TO)
+            except OSError as error:
+                # Other programs have used up the kernel's limit: slower, and nothing is lost.
+                inotify = None
+                reason = f"the kernel gives no notice of it: {error}"
+                self.host.log.warning("resolution.unwatched", reason=reason, look_every_s=LOOK)
+            while True:
+                again = await self.look()
+                self.looked.set()
+                if inotify is None:
+                    await trio.sleep(LOOK)
+                    continue
+                with trio.move_on_after(LOOK if again else math.inf):
+                    await trio.lowlevel.wait_readable(inotify.fd)
+                while inotify.sync_get() is not None:
+                    pass
+
+    async def look(self) -> bool:
+        """Act on every decision that is there; whether one of them has to be tried again."""
+        again = False
+        try:
+            files = decisions.claim(self.host.state)
+        except OSError as error:
+            self.host.log.error("resolution.waits", reason=str(error))
+            return True
+        for file in files:
+            try:
+                await self._act(file)
+                decisions.settled(file)
+            except (OSError, WriteFailed, StoreClosed) as error:
+                self.host.log.error("resolution.waits", operation=file.stem, reason=str(error))
+                again = True
+        return again
+
+    async def _act(self, file: Path) -> None:
+        try:
+            decided = decisions.read(file)
+        except ValueError as error:
+            self._drop(file.stem, str(error))
+            return
+        if decided.operation == decisions.EVERYTHING:
+            if decided.what is Resolution.ABANDON:
+                await self._everything(decided)
+            else:
+                self._drop(decided.operation, "everything can only be abandoned", decided)
+            return
+        record = self.host.operations.log.find(decided.operation)
+        if record is not None and record.hold is not None:
+            await self._settle(record, decided)
+        elif record is not None and record.word == decided.what.value:
+            # Decided before, and maybe not written before its daemon was cut off.
+            await self.host.operations.log.keep(record.id)
+        else:
+            self._drop(decided.operation, "it is not held any more", decided)
+
+    async def _everything(self, decided: Decided) -> None:
+        """After a damaged store: trust what is there now, and let every key have its turn."""
+        for record in self.host.operations.log.open():
+            if record.hold is not None:
+                await self._settle(record, decided)
+        await self.host.store.end_degraded(decided.who, decided.why)
+        self.host.log.info("journal.resolved", who=decided.who, why=decided.why)
+        now = trio.current_time()
+        for controller in self.controllers().values():
+            for key in {*controller.manifests, *controller.removing}:
+                controller.lane.add(key, now, "resolved", Priority.ASKED)
+
+    async def _settle(self, record: OperationRecord, decided: Decided) -> None:
+        """Have the journal say it, and the key run; what follows from it is written before."""
+        if decided.what in CLOSING:
+            await self.host.operations.close_files(record.id)
+        done_with = decided.what is Resolution.COMPLETE and not record.undoes
+        if done_with:
+            await self._note_done(record)
+        await self.host.operations.log.resolve(record.id, decided.what, decided.who, decided.why)
+        self.host.log.info(
+            "operation.resolved",
+            key=record.key,
+            operation=record.id,
+            name=record.name,
+            decision=decided.what.value,
+            who=decided.who,
+            why=decided.why,
+        )
+        controller = self.controllers().get(controller_of(record.key))
+        if controller is None:
+            return
+        now = trio.current_time()
+        if done_with and is_removal(record):
+            gone(controller, record.key, now)
+        else:
+            controller.lane.add(record.key, now, "resolved", Priority.ASKED)
+
+    async def _note_done(self, record: OperationRecord) -> None:
+        """What it was to do is there, a person says: as if it had ended well."""
+        store, pinned = self.host.store, record.pinned
+        if not is_removal(record):
+            await store.remember(
+                record.key,
+                pinned["kind"],
+                pinned["spec"],
+                pinned["fingerprint"],
+                base=pinned["base"],
+                complete=True,
+            )
+            return
+        await store.forget(record.key)
+        for place in ("output", "memory"):
+            directory = self.host.state / place / directory_of(record.key)
+            await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
+
+    def _drop(self, operation: str, reason: str, decided: Decided | None = None) -> None:
+        told = {} if decided is None else {"decision": decided.what.value, "who": decided.who}
+        self.host.log.warning("resolution.dropped", operation=operation, reason=reason, **told)

@@ -1,0 +1,522 @@
+"""What ``journal list``, ``show`` and ``resolve`` say and do; the daemon is down, or played."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from desk import Desk
+
+from reconciled.cli import journal, resolve
+from reconciled.cli.journal_text import listed, shown
+from reconciled.core.resources import Key
+from reconciled.journal import decisions
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.lock import Locked, StateLock, probe
+from reconciled.journal.machine import Machine
+from reconciled.journal.records import (
+    Ending,
+    Hold,
+    OperationRecord,
+    Resolution,
+    StepRecord,
+    StepState,
+)
+from reconciled.journal.store import Store
+from reconciled.programs import attempts, steps
+
+BEGUN = 1_800_000_000.0
+ID = "01JE00000000000000000000"
+PINNED = {
+    "kind": "Note",
+    "name": "a",
+    "namespace": None,
+    "spec": {"text": "secret"},
+    "fingerprint": "f1",
+    "labels": {},
+    "annotations": {},
+    "file": "/etc/m/a.yaml",
+    "base": "/etc/m",
+    "removal": False,
+}
+HOLD = Hold("step switch runs once, was started, and left no result", "decision", "exit 1", BEGUN)
+
+
+@pytest.fixture(autouse=True)
+def one_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times are shown in local time: here that is UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def in_journal(desk: Desk, act: Callable[[DurableOperations], Awaitable[Any]]) -> Any:
+    """What *act* gives, done to the journal as a daemon would have, which is gone then."""
+    desk.state.mkdir(mode=0o700, exist_ok=True)
+
+    async def run() -> Any:
+        store = Store.open(desk.state)
+        operations = DurableOperations.over(
+            store, machine=Machine("boot", "machine"), now=lambda: BEGUN
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            given = await act(operations)
+            nursery.cancel_scope.cancel(reason="written")
+        return given
+
+    return trio.run(run)
+
+
+def held(desk: Desk, key: str = "c/a", hold: Hold | None = HOLD) -> str:
+    """The id of an operation that is held after its first step."""
+
+    async def act(operations: DurableOperations) -> str:
+        record = await operations.begin(Key(key), "upgrade", PINNED)
+        await operations.done(record.id, "fetch", "idempotent", {"bytes": 3})
+        await operations.started(record.id, "switch", "once")
+        if hold is not None:
+            await operations.hold(record.id, hold)
+        return record.id
+
+    identity: str = in_journal(desk, act)
+    return identity
+
+
+def degraded(desk: Desk) -> None:
+    """As after a damaged store: it does not know all that was done."""
+    store = Store.open(desk.state)
+    store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
+    store.close()
+
+
+def past(desk: Desk, ending: Ending = Ending.DONE) -> str:
+    """The id of an operation that is over."""
+
+    async def act(operations: DurableOperations) -> str:
+        record = await operations.begin(Key("c/old"), "upgrade", PINNED)
+        await operations.end(record.id, ending, note="it was so")
+        return record.id
+
+    identity: str = in_journal(desk, act)
+    return identity
+
+
+# -- list -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_open(desk: Desk) -> None:
+    """Without a store, and with an empty one, list says that nothing is open, and ends with 0."""
+    desk.configure()
+    for _ in range(2):
+        assert desk.say("journal", "list").lines == ["No operation is open."]
+        said = desk.say("journal", "list", "--json")
+        assert (said.code, said.data) == (0, [])
+        desk.apply("c/x")
+
+
+def test_the_list_as_it_reads(desk: Desk) -> None:
+    """Open operations come first, then what is over; golden."""
+    desk.configure()
+    over, waiting = past(desk), held(desk)
+    said = desk.say("journal", "list")
+    assert said.code == 0
+    assert said.out == (
+        f"{'ID':<26}  BEGUN                      STATE  KEY  OPERATION  LAST STEP\n"
+        f"{waiting}  2027-01-15 08:00:00+00:00  held   c/a  upgrade    fetch\n"
+        "\n"
+        "1 held: reconciled journal show ID says why, and what settles it.\n"
+        "\n"
+        f"{'ID':<26}  ENDED                      STATE  KEY    OPERATION  LAST STEP\n"
+        f"{over}  2027-01-15 08:00:00+00:00  done   c/old  upgrade    -\n"
+    )
+    data = desk.say("journal", "list", "--json").data
+    assert [(each["id"], each["state"]) for each in data] == [(waiting, "held"), (over, "done")]
+    assert desk.say("journal", "list", "--limit", "0", "--json").data == data[:1]
+
+
+# -- show -------------------------------------------------------------------------------------
+
+
+def test_an_operation_as_it_reads() -> None:
+    """What it did, how far it came, why it is held and what settles it stand there; golden."""
+    record = OperationRecord(
+        f"{ID}01", Key("c/a"), "upgrade", 2, 5, PINNED, BEGUN, hold=HOLD, critical=True
+    )
+    record = attrs.evolve(record, steps=STEPS)
+    text = shown(
+        record,
+        None,
+        ["its program apply of attempt 1 is gone, and nobody saw how it ended"],
+        ["/state/operations/x/apply.log"],
+        now=BEGUN + 7300,
+        can_undo=True,
+    )
+    assert text == GOLDEN
+
+
+STEPS = (
+    StepRecord("fetch", "idempotent", StepState.DONE, {"bytes": 3}),
+    StepRecord("switch", "once", StepState.STARTED),
+)
+GOLDEN = f"""\
+{ID}01: held
+  key        c/a
+  operation  upgrade (attempt 2, critical)
+  begun      2027-01-15 08:00:00+00:00, 2h ago
+  manifest   /etc/m/a.yaml, as it was then
+
+How far it came:
+  fetch   idempotent  done
+    {{"bytes": 3}}
+  switch  once        started, no result: nobody knows whether it took effect
+  its program apply of attempt 1 is gone, and nobody saw how it ended
+
+Held since 2027-01-15 08:00:00+00:00:
+  step switch runs once, was started, and left no result
+  exit 1
+
+Look at what is there, then settle it with one of these:
+  reconciled journal resolve {ID}01 --complete --why "…"
+      it is done: that is noted, and nothing runs
+  reconciled journal resolve {ID}01 --forward --why "…"
+      go on in the same operation, at the step that it had reached
+  reconciled journal resolve {ID}01 --back --why "…"
+      undo what it did, as an operation of its own
+  reconciled journal resolve {ID}01 --abandon --why "…"
+      close it without a claim; the next reconcile begins anew
+
+Output of its programs:
+  /state/operations/x/apply.log"""
+
+
+def test_show_tells_all_that_the_state_has(desk: Desk) -> None:
+    """Steps that a program noted, its output and a beginning of the id are enough to see it all."""
+    desk.configure()
+    identity = held(desk)
+    directory = desk.state / "operations" / identity
+    directory.mkdir(parents=True)
+    attempts.fence(directory, 1)
+    steps.note(str(directory), 1, "copied")
+    (directory / "apply.log").write_text("x")
+    said = desk.say("journal", "show", identity[:-2].lower())
+    assert said.code == 0
+    assert said.lines[0] == f"{identity}: held"
+    assert "  steps that its program noted: copied (attempt 1)" in said.lines
+    assert f"  @/state/operations/{identity}/apply.log" in said.lines
+    assert "--back" not in said.out
+    data = desk.say("journal", "show", identity, "--json").data
+    assert data["hold"]["reason"] == HOLD.reason
+    assert data["output"] == [f"@/state/operations/{identity}/apply.log"]
+    assert [step["state"] for step in data["steps"]] == ["done", "started"]
+    assert len(data["settle"]) == 3
+
+
+def test_show_does_not_show_the_spec(desk: Desk) -> None:
+    """A spec may hold secrets, and what show prints is pasted elsewhere."""
+    desk.configure()
+    identity = held(desk)
+    for arguments in ((), ("--json",)):
+        assert "secret" not in desk.say("journal", "show", identity, *arguments).out
+
+
+def test_an_operation_that_is_not_there(desk: Desk) -> None:
+    """An unknown id ends with 4, and so does one that does not tell which: all are named."""
+    desk.configure()
+    first, second = held(desk), held(desk, "c/b")
+    for action in (("show",), ("resolve", "--abandon", "--why", "x")):
+        said = desk.say("journal", action[0], "7Z", *action[1:])
+        assert (said.code, said.out) == (4, "")
+        assert said.lines == ["there is no operation 7Z: reconciled journal list names them"]
+        said = desk.say("journal", action[0], "0", *action[1:])
+        assert said.code == 4
+        assert said.lines[0] == "0 is not enough, 2 operations begin so:"
+        assert {line.split()[0] for line in said.lines[1:]} == {first, second}
+    assert not (desk.state / "resolutions").exists()
+
+
+def test_control_codes_reach_no_terminal() -> None:
+    """What a plugin named or said is shown without escapes, and keeps to its line."""
+    hold = attrs.evolve(HOLD, reason="a\x1b[2Jb", evidence="c\nd\re")
+    record = OperationRecord(f"{ID}01", Key("c/a"), "na\nme", 1, 1, PINNED, BEGUN, hold=hold)
+    text = shown(record, None, ["x\x07"], [], now=BEGUN, can_undo=False) + listed([record], [], {})
+    assert not set("\x1b\r\x07") & set(text)
+    assert "a\N{REPLACEMENT CHARACTER}[2Jb" in text
+    assert "na\nme" not in text
+
+
+def test_how_a_past_one_ended(desk: Desk) -> None:
+    """Show tells how an operation that is over ended, who decided it and why."""
+    desk.configure()
+    identity = held(desk)
+
+    async def abandon(operations: DurableOperations) -> None:
+        await operations.resolve(identity, Resolution.ABANDON, "eve (uid 7)", "gone anyway")
+
+    in_journal(desk, abandon)
+    said = desk.say("journal", "show", identity)
+    assert said.lines[0] == f"{identity}: abandoned"
+    assert said.lines[-1] == "  2027-01-15 08:00:00+00:00  eve (uid 7): abandon: gone anyway"
+    assert "resolve" not in said.out
+
+
+def test_reading_writes_nothing(desk: Desk) -> None:
+    """List and show leave every file of the state as it was, its times included."""
+    desk.configure()
+    identity = held(desk)
+    before = desk.tree()
+    assert desk.say("journal", "list").code == 0
+    assert desk.say("journal", "show", identity).code == 0
+    assert desk.tree() == before
+
+
+def test_who_holds_the_state_is_told(desk: Desk) -> None:
+    """While another process holds the state, list and show read on and say so."""
+    desk.configure()
+    identity = held(desk)
+    lock = StateLock.acquire(desk.state)
+    try:
+        for action in (("list",), ("show", identity)):
+            said = desk.say("journal", *action)
+            assert said.code == 0
+            assert identity in said.out
+            holder = f"@/state is held by process {os.getpid()}: this is what it had"
+            assert said.err == f"{holder} written just now\n"
+    finally:
+        lock.release()
+
+
+def test_the_configuration_may_be_broken(desk: Desk) -> None:
+    """With --state all goes without a configuration, but for --back, which says what it lacks."""
+    desk.configure()
+    identity = held(desk)
+    desk.write("r.yaml", "controllers: [")
+    assert desk.say("journal", "list").code == 78
+    state = ("--state", str(desk.state))
+    assert identity in desk.say("journal", "list", *state).out
+    assert desk.say("journal", "show", identity, *state).code == 0
+    said = desk.say("journal", "resolve", identity, "--back", "--why", "x", *state)
+    assert said.code == 1
+    assert "is not known, since the configuration is invalid: @/r.yaml:" in said.err
+    assert desk.say("journal", "resolve", identity, "--abandon", "--why", "x", *state).code == 0
+
+
+# -- resolve ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("X", "--why", "x"),
+        ("X", "--abandon"),
+        ("X", "--abandon", "--why", " "),
+        ("X", "--abandon", "--forward", "--why", "x"),
+        ("--abandon", "--why", "x"),
+        ("X", "--all", "--abandon", "--why", "x"),
+        ("--all", "--complete", "--why", "x"),
+    ],
+)
+def test_a_decision_is_one_and_has_a_reason(desk: Desk, arguments: tuple[str, ...]) -> None:
+    """None, or two, or no reason, or no operation is wrong usage: 2, and nothing is written."""
+    desk.configure()
+    held(desk)
+    assert desk.say("journal", "resolve", *arguments).code == 2
+    assert not (desk.state / "resolutions").exists()
+
+
+def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
+    """With the daemon down a decision is durable, shown as such, and acts at the next start."""
+    desk.configure()
+    identity = held(desk)
+    said = desk.say("journal", "resolve", identity, "--forward", "--why", "it  is\nfine")
+    assert said.code == 0
+    assert said.lines[-1] == "No daemon runs: it acts at the next start."
+    decided = decisions.pending(desk.state, identity)
+    assert decided is not None
+    assert (decided.what, decided.why) == (Resolution.FORWARD, "it is fine")
+    assert decided.who == journal.who()
+    file = desk.state / "resolutions" / f"{identity}.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "decided: forward" in desk.say("journal", "list").out
+    assert "Decided, and not acted on yet: --forward" in desk.say("journal", "show", identity).out
+
+
+def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
+    """The same again is harmless; another one takes its place and says so."""
+    desk.configure()
+    identity = held(desk)
+    for _ in range(2):
+        said = desk.say("journal", "resolve", identity, "--forward", "--why", "x")
+        assert said.code == 0
+        assert "replaces" not in said.out
+    said = desk.say("journal", "resolve", identity, "--abandon", "--why", "y")
+    assert said.code == 0
+    assert said.lines[0] == f"This replaces --forward, by {journal.who()}: x"
+    decided = decisions.pending(desk.state, identity)
+    assert decided is not None
+    assert (decided.what, decided.why) == (Resolution.ABANDON, "y")
+    assert len(list((desk.state / "resolutions").iterdir())) == 1
+
+
+def test_what_is_not_held_is_not_settled(desk: Desk) -> None:
+    """An open operation that is not held, and one that is over, end with 1 and their state."""
+    desk.configure()
+    opened, over = held(desk, hold=None), past(desk)
+    for identity, state in ((opened, "(c/a) is not held: open"), (over, "(c/old) is not held: do")):
+        said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
+        assert (said.code, said.out) == (1, "")
+        assert state in said.err
+    assert not (desk.state / "resolutions").exists()
+
+
+UNDOES = """
+class Undoer(NoPlan):
+    async def undo(self, request, step):
+        pass
+"""
+
+
+def test_back_only_where_something_can_undo(desk: Desk) -> None:
+    """--back is refused with 1 unless the controller's reconciler can undo, and then offered."""
+    desk.configure()
+    identity = held(desk)
+    back = ("journal", "resolve", identity, "--back", "--why", "x")
+    said = desk.say(*back)
+    assert said.code == 1
+    assert "nothing can undo it: mine:Noter has no way to" in said.err
+    desk.configure("  d: {reconciler: 'mine:Noter', watch: [{directory: m}]}\n")
+    assert "controller c is not configured" in desk.say(*back).err
+    plugin = desk.root / "plugins/mine.py"
+    desk.write("plugins/undo.py", plugin.read_text() + UNDOES, mode=0o644)
+    desk.configure("  c: {reconciler: 'undo:Undoer', watch: [{directory: m}]}\n")
+    assert f"resolve {identity} --back" in desk.say("journal", "show", identity).out
+    assert desk.say(*back).code == 0
+    decided = decisions.pending(desk.state, identity)
+    assert decided is not None
+    assert decided.what is Resolution.BACK
+
+
+def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder of the state that does not take it in time is 75, and the decision is gone."""
+    desk.configure()
+    identity = held(desk)
+    monkeypatch.setattr(resolve, "WAIT", 0.2)
+    lock = StateLock.acquire(desk.state)
+    try:
+        said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
+    finally:
+        lock.release()
+    assert (said.code, said.out) == (75, "")
+    assert "it was taken back" in said.err
+    assert decisions.claim(desk.state) == []
+
+
+def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that the daemon took and has not finished is not taken back, and is 0."""
+    desk.configure()
+    identity = held(desk)
+    monkeypatch.setattr(resolve, "WAIT", 0.2)
+    monkeypatch.setattr(decisions, "put", put_and_claim(decisions.put))
+    lock = StateLock.acquire(desk.state)
+    try:
+        said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
+    finally:
+        lock.release()
+    assert said.code == 0
+    assert said.lines[-1] == "It is written down, and acts as soon as it can."
+    assert len(decisions.claim(desk.state)) == 1
+
+
+def put_and_claim(put: Callable[..., None]) -> Callable[..., None]:
+    """As put(), with a daemon that takes it at once."""
+
+    def both(state: Path, decided: decisions.Decided) -> None:
+        put(state, decided)
+        decisions.claim(state)
+
+    return both
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> None:
+    """0 only if the journal has this very decision; one that came too late is 1."""
+    desk.configure()
+    identity = held(desk)
+    lock = StateLock.acquire(desk.state)
+
+    async def act(operations: DurableOperations) -> None:
+        (file,) = decisions.claim(desk.state)
+        decided = decisions.read(file)
+        who = decided.who if acts else "somebody else"
+        await operations.resolve(identity, decided.what, who, decided.why)
+        decisions.settled(file)
+
+    def daemon() -> None:
+        while not decisions.waits(desk.state, identity):
+            pass
+        in_journal(desk, act)
+
+    played = threading.Thread(target=daemon, name="daemon")
+    played.start()
+    try:
+        said = desk.say("journal", "resolve", identity, "--complete", "--why", "x")
+    finally:
+        played.join()
+        lock.release()
+    if acts:
+        assert (said.code, said.err) == (0, "")
+        assert said.out == f"Decided: {identity} (c/a, upgrade) is done: nothing runs for it.\n"
+    else:
+        assert (said.code, said.out) == (1, "")
+        assert "was not held any more" in said.err
+
+
+def test_all_is_for_a_damaged_store(desk: Desk) -> None:
+    """--all is refused with 1 while the store is whole, and waits for the daemon else."""
+    desk.configure()
+    held(desk)
+    everything = ("journal", "resolve", "--all", "--abandon", "--why", "looked")
+    said = desk.say(*everything)
+    assert said.code == 1
+    assert "the store is whole" in said.err
+
+    degraded(desk)
+    assert "The store was damaged: lost" in desk.say("journal", "list").err
+    said = desk.say(*everything)
+    assert said.code == 0
+    assert said.lines[0] == "Decided: the store is trusted again, 1 held operations are abandoned."
+    decided = decisions.pending(desk.state, decisions.EVERYTHING)
+    assert decided is not None
+    assert decided.why == "looked"
+
+
+def test_a_person_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has the login behind sudo; without being root nobody can claim to be another."""
+    monkeypatch.setenv("SUDO_USER", "eve")
+    monkeypatch.setenv("SUDO_UID", "4711")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert journal.who() == "eve (uid 4711, sudo)"
+    monkeypatch.setattr(os, "getuid", lambda: 4712)
+    assert journal.who() == "somebody (uid 4712)"
+
+
+def test_probing_disturbs_nobody(desk: Desk) -> None:
+    """A probe sees a holder, makes nothing, and leaves the lock free for the next."""
+    desk.configure()
+    probe(desk.state)
+    assert not desk.state.exists()
+    StateLock.acquire(desk.state).release()
+    probe(desk.state)
+    lock = StateLock.acquire(desk.state, wait=0)
+    with pytest.raises(Locked):
+        probe(desk.state)
+    lock.release()
