@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> str:
     [
         ("stop", "--now"),
         ("status", "--json"),
-        ("journal", "resolve", "01ABC", "--complete", "--why", "seen"),
+        ("reconcile", "site/a", "--wait"),
         ("suspend", "site/a", "--why", "x", "--until", "tomorrow"),
     ],
     ids=" ".join,
