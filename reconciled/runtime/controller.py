@@ -214,9 +214,7 @@ class Controller:
         for work in self.stop.works:
             if work.key == key:
                 stop = self.stop.narrow(work, self.stop.limits)
-                self.host.services.start_soon(
-                    self._end_run, stop, reason, name=f"stop of {work.name}"
-                )
+                self.host.chore(f"stop of {work.name}", self._end_run, stop, reason)
                 return
 
     async def _end_run(self, stop: Stop, reason: str) -> None:

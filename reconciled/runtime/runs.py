@@ -17,6 +17,7 @@ import trio
 from reconciled.core.jobs import Job
 from reconciled.core.resources import Key, Manifest, Origin
 from reconciled.core.results import Outcome, Result, done
+from reconciled.core.stages import Stage
 from reconciled.observe.bound import BoundLog
 from reconciled.runtime.outcomes import (
     INTERRUPTED,
@@ -70,7 +71,7 @@ async def run(controller: Controller, job: Job, name: str) -> None:
                 if cancelled is not None and stray is None:
                     # Not a failure as well: what cancelled it is the reason that counts.
                     raise cancelled from None  # noqa: ASYNC104 - it is the cancellation itself
-                if failure is not None:
+                if failure is not None and not _cancelled_by_stop(work):
                     result = failure.result
         if work.scope.cancelled_caught:
             result = result_of_cancelled(work)
@@ -83,6 +84,14 @@ async def run(controller: Controller, job: Job, name: str) -> None:
             # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
             host.stop.crash(f"crash: {error!r}")
             raise
+
+
+def _cancelled_by_stop(work: Work) -> bool:
+    """Whether an error of this run is what a reconciler made of its cancellation (invariant 8).
+
+    One whose critical part was cut off has said so by its error.
+    """
+    return work.stop.stage >= Stage.STOPPING and work.cut is None
 
 
 def _may_not_begin(controller: Controller, job: Job) -> bool:
