@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from harness import Limits, Site
+from harness import Limits, Line, Site, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -114,12 +114,14 @@ def test_stacks_and_task_tree_are_shown_on_demand(site: Site) -> None:
     daemon.wait_for("probe.began")
     daemon.send(signal.SIGUSR2)
     daemon.wait_for("tasks.tree")
+    wait_until(lambda: any(_is_of_busy(each) for each in daemon.all("tasks.tree")), "the run")
     daemon.send(signal.SIGUSR1)
     daemon.wait_for_text("most recent call first")
-    tree = [line.get("task", "") for line in daemon.all("tasks.tree")]
-    assert any("reconcile c/busy" in line for line in tree)
-    assert any("reconcile" in line and "probe.py" in line for line in tree)
     assert daemon.stop().code == 0
+
+
+def _is_of_busy(line: Line) -> bool:
+    return "reconcile c/busy" in line.get("task", "") and "probe.py" in line["task"]
 
 
 def test_stacks_are_shown_while_the_loop_is_blocked(site: Site) -> None:
@@ -127,7 +129,8 @@ def test_stacks_are_shown_while_the_loop_is_blocked(site: Site) -> None:
     site.configure()
     site.declare("stuck", do="block", seconds=60)
     daemon = site.started()
-    daemon.wait_for("probe.began")
+    # It stands in the blocking call by then, and not on the way to it.
+    daemon.wait_for("loop.blocked")
     daemon.send(signal.SIGUSR1)
     daemon.wait_for_text("in block")
     daemon.send(signal.SIGKILL)

@@ -43,8 +43,11 @@ def test_c05_no_reconcile_starts_after_the_instant(site: Site, turn: int) -> Non
     assert stopped.wall <= LIMITS.drain + LIMITS.cleanup + 1.0
     instant = _moment(stopped.report["began"]) + ROUNDING
     starts = [_moment(line["time"]) for line in daemon.all("reconcile.started")]
-    late = [start for start in starts if start > instant]
-    assert late == []
+    # The handler may run between a run's look at its mark and the line that tells of its start:
+    # there is one such place in a loop, so one line at most may bear a later time.
+    assert len([start for start in starts if start > instant]) <= 1
+    events = [line["event"] for line in daemon.lines]
+    assert "reconcile.started" not in events[events.index("stop.began") :]
     # What began before was not lost either: each start has its end.
     ends = len(daemon.all("reconcile.done")) + len(daemon.all("reconcile.interrupted"))
     assert len(starts) == ends
