@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from reconciled.core.jobs import Priority
-from reconciled.core.resources import Key
+from reconciled.core.resources import Key, controller_of
 from reconciled.journal.records import OperationRecord
 from reconciled.programs.records import Damaged
 from reconciled.programs.survivors import Survivor, find
@@ -79,3 +79,16 @@ class Adoptions:
             survivor.close()
             now = trio.current_time()
             controller.lane.add(record.key, now, "its program ended", Priority.RECOVERY)
+
+
+def settle_open(controller: Controller, now: float) -> None:
+    """Have every open operation of *controller* recovered, before other work on its key.
+
+    A program that is still at it is adopted first: its key waits for it.
+    """
+    host = controller.host
+    for record in host.operations.log.open():
+        if controller_of(record.key) != controller.name:
+            continue
+        if not host.adoptions.begin(controller, record):
+            controller.lane.add(record.key, now, "recovery", Priority.RECOVERY)

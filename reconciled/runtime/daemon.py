@@ -32,7 +32,7 @@ from reconciled.observe import tasktree
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
 from reconciled.programs.orphans import Orphans
-from reconciled.runtime.adoption import Adoptions
+from reconciled.runtime.adoption import Adoptions, settle_open
 from reconciled.runtime.build import Prepared, Ready, build
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
@@ -44,7 +44,6 @@ from reconciled.runtime.once import Once
 from reconciled.runtime.operations import Operations
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
-from reconciled.runtime.recovery import settle_open
 from reconciled.runtime.reload import Reloader, Swap, tell_left
 from reconciled.runtime.resolutions import Resolutions
 from reconciled.stop import Stop
@@ -327,9 +326,7 @@ class Daemon:
 
     def _retire(self, controller: Controller) -> None:
         controller.stop.begin("reload")
-        self.host.services.start_soon(
-            _retire, controller, name=f"stop of controller {controller.name}"
-        )
+        self.host.chore(f"stop of controller {controller.name}", _retire, controller)
 
     def _allow(self, controller: str, keys: frozenset[Key]) -> None:
         running = self.controllers.get(controller)

@@ -19,18 +19,19 @@ import attrs
 import trio
 
 from reconciled.core import recovery as core
-from reconciled.core.jobs import Job, Priority
+from reconciled.core.jobs import Job
 from reconciled.core.problems import Invalid
 from reconciled.core.recovery import Decision, Facts, Interrupted, Observation, Observed
-from reconciled.core.resources import controller_of, fingerprint_of
+from reconciled.core.resources import fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.journal import records
 from reconciled.journal.durable import DurableOperations
 from reconciled.journal.machine import Machine
 from reconciled.journal.records import Ending, OperationRecord, StepState
 from reconciled.observe.bound import BoundLog
-from reconciled.programs import attempts, survivors
+from reconciled.programs import attempts
 from reconciled.programs.records import Damaged
+from reconciled.runtime.interrupted import interrupted_of, word_of_person
 from reconciled.runtime.operations import is_interruption
 from reconciled.runtime.outcomes import SUCCESSES, cancellation_in, checked, failure_of
 from reconciled.runtime.pinned import is_removal, unpin
@@ -76,7 +77,7 @@ class Recovery:
         request.removal = is_removal(self.record)
         request.resume(self.record)
         try:
-            interrupted = self._interrupted(spec)
+            interrupted = interrupted_of(self._host, self.record, spec)
         except (Damaged, OSError) as error:
             return await self._hold(core.Hold(f"how its program ended cannot be told: {error}"))
         facts = await self._facts(request, interrupted, word)
@@ -134,20 +135,6 @@ class Recovery:
         declared = None if manifest is None else manifest.fingerprint
         return fingerprint_of([declared, dict(self.controller.config.options)])
 
-    def _interrupted(self, spec: object) -> Interrupted:
-        record = self.record
-        return Interrupted(
-            record.id,
-            record.key,
-            record.name,
-            spec,
-            record.attempt,
-            tuple(_view(step) for step in record.steps),
-            removal=is_removal(record),
-            undoes=record.undoes,
-            ended=_ended(self._host, record),
-        )
-
     async def _facts(self, request: Run, interrupted: Interrupted, word: str) -> Facts:
         reconciler = self.controller.reconciler
         facts = Facts(
@@ -156,7 +143,7 @@ class Recovery:
             retry_in=self.controller.config.retry.initial,
         )
         if word:
-            return attrs.evolve(facts, word=_word_of_person(word))
+            return attrs.evolve(facts, word=word_of_person(word))
         observation = await self._observe(request)
         facts = attrs.evolve(facts, observation=observation)
         try:
@@ -314,47 +301,6 @@ async def in_doubt(controller: Controller, request: Run) -> Result | None:
         "the store was damaged, so that it is not known what was under way here:"
         ' look, then reconciled journal resolve --all --abandon --why "…"',
     )
-
-
-def settle_open(controller: Controller, now: float) -> None:
-    """Have every open operation of *controller* recovered, before other work on its key.
-
-    A program that is still at it is adopted first: its key waits for it.
-    """
-    host = controller.host
-    for record in host.operations.log.open():
-        if controller_of(record.key) != controller.name:
-            continue
-        if not host.adoptions.begin(controller, record):
-            controller.lane.add(record.key, now, "recovery", Priority.RECOVERY)
-
-
-def _view(step: records.StepRecord) -> core.Step:
-    return core.Step(step.name, core.StepKind(step.kind), step.state is StepState.DONE, step.data)
-
-
-def _ended(host: Host, record: OperationRecord) -> core.ProgramEnd | None:
-    """What a program that outlived its daemon has left. Raises Damaged, OSError."""
-    survivor = survivors.find(host.operations.root / record.id)
-    if survivor is None:
-        return None
-    try:
-        end = survivor.end
-        if end is None:
-            return None
-        return core.ProgramEnd(end.assignment.action, end.code, end.signal)
-    finally:
-        survivor.close()
-
-
-def _word_of_person(word: str) -> Decision:
-    decisions: dict[str, Decision] = {
-        "forward": core.RollForward("a person decided so"),
-        "back": core.RollBack("a person decided so"),
-        "complete": core.Complete("a person decided so"),
-        "abandon": core.Abandon("a person decided so"),
-    }
-    return decisions[word]
 
 
 def _and(reason: str) -> str:
