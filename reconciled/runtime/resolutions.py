@@ -113,6 +113,7 @@ class Resolutions:
         record = self.host.operations.log.find(decided.operation)
         if record is not None and record.hold is not None:
             await self._settle(record, decided)
+            self._queue(record, decided)
         elif record is not None and record.word == decided.what.value:
             # Decided before, and maybe not written before its daemon was cut off.
             await self.host.operations.log.keep(record.id)
@@ -132,11 +133,10 @@ class Resolutions:
                 controller.lane.add(key, now, "resolved", Priority.ASKED)
 
     async def _settle(self, record: OperationRecord, decided: Decided) -> None:
-        """Have the journal say it, and the key run; what follows from it is written before."""
+        """Have the journal say it; what follows from it is written before."""
         if decided.what in CLOSING:
             await self.host.operations.close_files(record.id)
-        done_with = decided.what is Resolution.COMPLETE and not record.undoes
-        if done_with:
+        if decided.what is Resolution.COMPLETE and not record.undoes:
             await self._note_done(record)
         await self.host.operations.log.resolve(record.id, decided.what, decided.who, decided.why)
         self.host.log.info(
@@ -148,11 +148,15 @@ class Resolutions:
             who=decided.who,
             why=decided.why,
         )
+
+    def _queue(self, record: OperationRecord, decided: Decided) -> None:
+        """What is declared has its turn, unless a removal is over by this."""
         controller = self.controllers().get(controller_of(record.key))
         if controller is None:
             return
         now = trio.current_time()
-        if done_with and is_removal(record):
+        complete = decided.what is Resolution.COMPLETE
+        if complete and is_removal(record) and not record.undoes:
             gone(controller, record.key, now)
         else:
             controller.lane.add(record.key, now, "resolved", Priority.ASKED)

@@ -1,0 +1,154 @@
+"""Old files of operations: what stays, and what goes."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from rig import Rig, Script, key, rig
+from trio.testing import MockClock
+
+from reconciled.journal.records import Ending, Hold
+from reconciled.programs.attempts import fence
+from reconciled.programs.processes import look_up
+from reconciled.programs.records import boot_id
+from reconciled.runtime import housekeeping
+from reconciled.runtime.housekeeping import AGE, ALWAYS, MOST, Files, Housekeeping, superfluous
+
+OLD = AGE + 60.0
+
+
+def files(count: int, age: float) -> list[Files]:
+    return [Files(f"{number:026}", age) for number in range(count)]
+
+
+def test_the_newest_stay_whatever_their_age() -> None:
+    """Of old directories the newest ALWAYS stay; those before them go, the oldest first."""
+    old = files(ALWAYS + 3, OLD)
+    assert superfluous(old[::-1]) == old[:3]
+    assert superfluous(old[:ALWAYS]) == []
+
+
+def test_young_ones_stay_up_to_a_limit() -> None:
+    """Younger ones than AGE stay too, but never more than MOST, so that a disk does not fill."""
+    assert superfluous(files(MOST, AGE - 60.0)) == []
+    young = files(MOST + 2, AGE - 60.0)
+    assert superfluous(young) == young[:2]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No directory stays for being among the newest."""
+    monkeypatch.setattr(housekeeping, "ALWAYS", 0)
+
+
+def directory(made: Rig, operation: str, age: float = OLD) -> Path:
+    """The files of *operation*, which last changed so long ago."""
+    place = made.host.operations.root / operation
+    place.mkdir(parents=True)
+    fence(place, 1)
+    then = time.time() - age
+    os.utime(place, (then, then))
+    return place
+
+
+async def begun(made: Rig, name: str, age: float = OLD) -> tuple[str, Path]:
+    record = await made.host.operations.log.begin(key(name), "write", {"removal": False})
+    return record.id, directory(made, record.id, age)
+
+
+async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Files of an operation that is open or held stay for ever; after its end they go."""
+    async with rig(tmp_path, Script()) as made:
+        log, keeper = made.host.operations.log, Housekeeping(made.host)
+        _, opened = await begun(made, "a")
+        held, waiting = await begun(made, "b")
+        over, gone = await begun(made, "c")
+        young, recent = await begun(made, "d", age=60.0)
+        stranger = made.host.operations.root / "notes"
+        stranger.mkdir()
+        os.utime(stranger, (0, 0))
+        await log.hold(held, Hold("why", "decision", "", 0.0))
+        await log.end(over, Ending.DONE)
+        await log.end(young, Ending.DONE)
+        assert await keeper.tidy() == 1
+        assert not gone.exists()
+        assert all(place.exists() for place in (opened, waiting, recent, stranger))
+        assert made.lines("operation.unknown") == []
+
+
+async def test_files_without_a_record_are_evidence(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """What the journal knows nothing of goes after AGE with a line; not while it is in doubt."""
+    async with rig(tmp_path, Script()) as made:
+        keeper = Housekeeping(made.host)
+        old, young = "0" * 26, "1" * 26
+        directory(made, old)
+        directory(made, young, age=60.0)
+        whole = made.host.store.writer.meta
+        made.host.store.writer.meta = attrs.evolve(whole, degraded="lost")
+        assert await keeper.tidy() == 0
+        made.host.store.writer.meta = whole
+        assert await keeper.tidy() == 1
+        assert [each.name for each in made.host.operations.root.iterdir()] == [young]
+        assert made.lines("operation.unknown")[0]["operation"] == old
+
+
+async def test_a_round_is_bounded_and_comes_again(
+    few: None, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round removes AT_ONCE directories; the service goes on until nothing is left."""
+    monkeypatch.setattr(housekeeping, "AT_ONCE", 2)
+    async with rig(tmp_path, Script()) as made:
+        for number in range(5):
+            directory(made, f"{number:026}")
+        made.host.services.start_soon(Housekeeping(made.host).serve)
+        await made.settle()
+        left = []
+        for _ in range(4):
+            left.append(len(list(made.host.operations.root.iterdir())))
+            await _round()
+        assert left == [5, 3, 1, 0]
+
+
+async def _round() -> None:
+    import trio
+
+    await trio.sleep(housekeeping.FIRST + 0.1)
+
+
+@pytest.fixture
+def living() -> Iterator[int]:
+    """A program that lives."""
+    with subprocess.Popen(["sleep", "60"]) as program:
+        yield program.pid
+        program.kill()
+
+
+@pytest.mark.processes
+async def test_a_living_program_keeps_its_files(
+    few: None, tmp_path: Path, autojump_clock: MockClock, living: int
+) -> None:
+    """While a program of an operation lives, its files stay, though the operation is over."""
+    process = look_up(living)
+    assert process is not None
+    identity = f'{{"pid": {living}, "started": {process.started}}}'
+    async with rig(tmp_path, Script()) as made:
+        place = directory(made, "0" * 26)
+        (place / "child").write_text(
+            f'{{"boot_id": "{boot_id()}", "attempt": 1, "action": "apply", "critical": true,'
+            f' "deadline": null, "program": {identity}, "parent": {identity}}}'
+        )
+        then = time.time() - OLD
+        os.utime(place, (then, then))
+        assert await Housekeeping(made.host).tidy() == 0
+        os.kill(living, 9)
+        os.waitid(os.P_PID, living, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it is killed
+        assert await Housekeeping(made.host).tidy() == 1

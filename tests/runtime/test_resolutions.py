@@ -1,0 +1,332 @@
+"""What the daemon does with decisions of people, at its start and while it runs."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncinotify
+import attrs
+import pytest
+import trio
+from rig import thing
+from trio.testing import MockClock
+from world import PLUGIN, World
+
+from reconciled.api import Result, done
+from reconciled.core.resources import Key
+from reconciled.journal import decisions
+from reconciled.journal.decisions import EVERYTHING, Decided
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.records import Ending, Hold, OperationRecord, Resolution
+from reconciled.journal.store import Store, WriteFailed
+from reconciled.runtime.pinned import pin
+from reconciled.runtime.resolutions import FIRST_LOOK, LOOK, Resolutions
+
+HOLD = Hold("nobody knows", "decision", "", 1.0)
+COMPLETE, FORWARD = Resolution.COMPLETE, Resolution.FORWARD
+BACK, ABANDON = Resolution.BACK, Resolution.ABANDON
+
+
+async def earlier(world: World, act: Callable[[Store, DurableOperations], Awaitable[Any]]) -> Any:
+    """What *act* gives, done in an earlier life of the daemon."""
+    store = Store.open(world.state)
+    operations = DurableOperations.over(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        given = await act(store, operations)
+        nursery.cancel_scope.cancel(reason="that life is over")
+    return given
+
+
+async def held(world: World, key: str = "a/x", *, removal: bool = False, value: int = 1) -> str:
+    """The id of an operation that an earlier life has left held, half-done."""
+
+    async def act(_: Store, operations: DurableOperations) -> str:
+        pinned = pin(thing(key.partition("/")[2], value), removal=removal)
+        record = await operations.begin(Key(key), "write", pinned)
+        await operations.started(record.id, "one", "once")
+        await operations.hold(record.id, HOLD)
+        return record.id
+
+    identity: str = await earlier(world, act)
+    return identity
+
+
+def decide(world: World, operation: str, what: Resolution, why: str = "I looked") -> None:
+    decisions.put(world.state, Decided(operation, what, "eve (uid 7)", why, 2.0))
+
+
+def left(world: World) -> list[str]:
+    return [file.name for file in (world.state / decisions.DIRECTORY).iterdir()]
+
+
+async def past_of(world: World, operation: str) -> OperationRecord | None:
+    past = await world.daemon.journal.past(1, operation)
+    return past.records[0] if past.records else None
+
+
+async def test_what_was_decided_meanwhile_comes_before_recovery(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """A decision of the time between two daemons is what the first run of the key goes by."""
+    seen: list[tuple[int, int]] = []
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write") as operation:
+            seen.append((operation.attempt, request.spec.value))
+        return done()
+
+    world.configure("a")
+    world.declared["a"] = [thing("x", 2)]
+    world.acts["a/x"] = act
+    identity = await held(world)
+    decide(world, identity, FORWARD)
+    async with world.running():
+        await world.settle()
+        # The pinned spec first, in the same operation; then what is declared now.
+        assert seen == [(2, 1), (1, 2)]
+        record = await past_of(world, identity)
+        assert record is not None
+        assert record.ending is Ending.DONE
+        line = world.lines("operation.resolved")[0]
+        assert (line["operation"], line["decision"]) == (identity, "forward")
+        assert (line["who"], line["why"], line["key"]) == ("eve (uid 7)", "I looked", "a/x")
+        assert left(world) == []
+
+
+async def test_without_a_decision_it_stays_held(world: World, autojump_clock: MockClock) -> None:
+    """A held key has no run of its reconciler, however often it is wanted."""
+    world.configure("a")
+    world.declared["a"] = [thing("x", 2)]
+    await held(world)
+    async with world.running():
+        await world.settle()
+        assert world.ran == []
+
+
+@pytest.mark.parametrize(
+    ("what", "ending", "applied"),
+    [(COMPLETE, Ending.COMPLETED, True), (ABANDON, Ending.ABANDONED, False)],
+)
+async def test_a_running_daemon_closes_it_at_once(
+    world: World, autojump_clock: MockClock, what: Resolution, ending: Ending, *, applied: bool
+) -> None:
+    """Complete remembers the pinned spec as applied, abandon claims nothing; the key runs again."""
+    world.configure("a")
+    world.declared["a"] = [thing("x", 2)]
+    identity = await held(world, value=1)
+    known: list[bool] = []
+
+    async def act(_: Any) -> Result:
+        pinned = thing("x", 1).fingerprint
+        known.append(world.daemon.store.fingerprint(Key("a/x")) == pinned)
+        return done()
+
+    world.acts["a/x"] = act
+    async with world.running():
+        await world.settle()
+        assert world.ran == []
+        decide(world, identity, what)
+        await world.settle()
+        assert known == [applied]
+        record = await past_of(world, identity)
+        assert record is not None
+        assert record.ending is ending
+        assert (record.notes[-1].who, record.notes[-1].why) == ("eve (uid 7)", "I looked")
+        assert left(world) == []
+
+
+UNDOER = """
+class Undoer(ThingReconciler):
+    async def undo(self, request, step):
+        World.now.removed.append(step.name)
+"""
+
+
+async def test_back_undoes_it(world: World, autojump_clock: MockClock) -> None:
+    """Back has the reconciler undo it, in an operation that is linked with it both ways."""
+    world.plugin("undo", PLUGIN + UNDOER)
+    world.configure("a: {reconciler: 'undo:Undoer'}")
+    world.declared["a"] = [thing("x", 2)]
+    identity = await held(world)
+    async with world.running():
+        decide(world, identity, BACK)
+        await world.settle()
+        assert world.removed == ["one"]
+        record = await past_of(world, identity)
+        assert record is not None
+        assert record.ending is Ending.ROLLED_BACK
+        undoing = await past_of(world, record.undone_by)
+        assert undoing is not None
+        assert (undoing.undoes, undoing.ending) == (identity, Ending.DONE)
+
+
+async def test_a_removal_that_is_done_is_not_repeated(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """Complete of a removal forgets the key: nothing runs, and nothing of it stays."""
+    world.configure("a: {reconciler: 'mine:Removing'}")
+    world.declared["a"] = [thing("y")]
+    identity = await held(world, removal=True)
+
+    async def own(store: Store, _: DurableOperations) -> None:
+        await store.remember(
+            Key("a/x"), "Thing", {"value": 1}, thing("x", 1).fingerprint, base="/m", complete=True
+        )
+
+    await earlier(world, own)
+    async with world.running() as daemon:
+        await world.settle()
+        assert Key("a/x") in daemon.controllers["a"].removing
+        decide(world, identity, COMPLETE)
+        await world.settle()
+        assert world.removed == []
+        assert Key("a/x") not in daemon.store.all_keys()
+        assert Key("a/x") not in daemon.controllers["a"].removing
+        assert Key("a/x") not in daemon.controllers["a"].desired.owned
+        assert await past_of(world, identity) is not None
+
+
+async def test_a_controller_that_is_not_there(world: World, autojump_clock: MockClock) -> None:
+    """Operations of a controller that left the configuration can be settled too."""
+    world.configure("a")
+    gone, later = await held(world, "z/x"), await held(world, "z/y")
+    async with world.running() as daemon:
+        decide(world, gone, ABANDON)
+        decide(world, later, FORWARD)
+        await world.settle()
+        assert daemon.journal.find(gone) is None
+        record = daemon.journal.find(later)
+        assert record is not None
+        assert (record.hold, record.word) == (None, "forward")
+        assert len(world.lines("operation.resolved")) == 2
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"decision": "sell", "who": "e"}', "[1]"])
+async def test_what_cannot_be_used_is_dropped(
+    world: World, autojump_clock: MockClock, text: str | None
+) -> None:
+    """A decision about what is not held, or that nobody wrote, goes with a line; the rest acts."""
+    world.configure("a")
+    identity = await held(world)
+    async with world.running() as daemon:
+        if text is None:
+            decide(world, "0" * 26, ABANDON)
+        else:
+            file = world.state / decisions.DIRECTORY / f"{'0' * 26}.new"
+            file.write_text(text)
+            file.rename(file.with_suffix(".json"))
+        decide(world, identity, ABANDON)
+        await world.settle()
+        assert daemon.journal.open() == []
+        assert world.lines("resolution.dropped")[0]["operation"] == "0" * 26
+        assert left(world) == []
+
+
+async def test_what_an_earlier_daemon_took_is_acted_on(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """A decision that was taken, and not settled before a kill, is repeated by the next start."""
+    world.configure("a")
+    identity = await held(world)
+    decide(world, identity, ABANDON)
+    assert len(decisions.claim(world.state)) == 1
+    async with world.running() as daemon:
+        assert daemon.journal.open() == []
+        assert left(world) == []
+
+
+async def test_it_is_tried_again(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that cannot be written delays a decision, and a start, but loses neither."""
+    world.configure("a")
+    world.declared["a"] = [thing("x", 1)]
+    identity = await held(world)
+    decide(world, identity, COMPLETE)
+    real, full = Store.remember, [True]
+
+    async def remember(self: Store, *arguments: Any, **named: Any) -> None:
+        if full:
+            raise WriteFailed("no space left")
+        await real(self, *arguments, **named)
+
+    monkeypatch.setattr(Store, "remember", remember)
+    async with world.running() as daemon:
+        assert world.lines("resolution.waits")[0]["reason"] == "no space left"
+        record = daemon.journal.find(identity)
+        assert record is not None
+        # What follows from it comes first: the journal says it last.
+        assert record.hold is not None
+        full.clear()
+        await trio.sleep(LOOK + 0.1)
+        assert daemon.journal.find(identity) is None
+        assert left(world) == []
+
+
+async def test_a_start_waits_for_the_first_look_alone(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first look that does not end delays the start by its limit, and no longer."""
+    world.configure("a")
+    world.declared["a"] = [thing("x")]
+
+    async def look(_: Resolutions) -> bool:
+        await trio.sleep_forever()
+        return False
+
+    monkeypatch.setattr(Resolutions, "look", look)
+    began = trio.current_time()
+    async with world.running():
+        assert world.ran == []
+        await trio.sleep(FIRST_LOOK + 0.1 - (trio.current_time() - began))
+        assert world.ran == ["a/x"]
+
+
+async def test_without_notices_it_looks(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel has no watch left, decisions are found a little later, with one line."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    world.configure("a")
+    identity = await held(world)
+    monkeypatch.setattr(asyncinotify, "Inotify", refuse)
+    async with world.running() as daemon:
+        assert len(world.lines("resolution.unwatched")) == 1
+        decide(world, identity, ABANDON)
+        await world.settle()
+        assert daemon.journal.find(identity) is not None
+        await trio.sleep(LOOK + 0.1)
+        assert daemon.journal.find(identity) is None
+
+
+async def test_everything_after_a_damaged_store(world: World, autojump_clock: MockClock) -> None:
+    """--all trusts the store again, abandons what is held, and every key has its turn at once."""
+    world.configure("a")
+    world.declared["a"] = [thing("x", 1), thing("y", 1)]
+    identity = await held(world)
+
+    async def degrade(store: Store, _: DurableOperations) -> None:
+        store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
+
+    await earlier(world, degrade)
+    async with world.running() as daemon:
+        await world.settle()
+        assert world.ran == []
+        decide(world, EVERYTHING, FORWARD)
+        await world.settle()
+        assert daemon.store.degraded
+        decide(world, EVERYTHING, ABANDON)
+        await world.settle()
+        assert not daemon.store.degraded
+        assert "eve (uid 7): I looked" in daemon.store.writer.meta.settled
+        assert sorted(world.ran) == ["a/x", "a/y"]
+        record = await past_of(world, identity)
+        assert record is not None
+        assert record.ending is Ending.ABANDONED
+        assert len(world.lines("journal.resolved")) == 1
