@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = _parsed(given)
     except SystemExit as stop:
         # Wrong usage of the daemon counts as configuration: a unit must not restart on it.
-        if stop.code == USAGE and "run" in given:
+        if stop.code == USAGE and _verb_of(given) == "run":
             raise SystemExit(INVALID) from stop
         raise
     if parsed.verb in NOT_BUILT:
@@ -82,6 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stderr is not None:
             sys.stderr.write(f"reconciled {parsed.verb}: {error}\n")
         return FAILED if parsed.verb == "run" else INTERNAL
+
+
+def _verb_of(given: list[str]) -> str:
+    """The verb of arguments that could not be parsed: the first that is no option's value."""
+    words = iter(given)
+    for word in words:
+        if word == "--config":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _parsed(given: list[str]) -> argparse.Namespace:

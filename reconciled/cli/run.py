@@ -26,7 +26,8 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     gc.freeze()
     gc.enable()
     path = find_config(arguments.config, os.environ)
-    code = run_daemon(path, dict(os.environ), signals, once=arguments.once)
+    once, strict = arguments.once, arguments.strict
+    code = run_daemon(path, dict(os.environ), signals, once=once, strict=strict)
     # Everything is written and released. Rejected: returning, for the interpreter's own end costs
     # ten times the CPU of the stop before it, and waits for threads that plugins have started.
     os._exit(code)

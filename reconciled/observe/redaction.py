@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 import attrs
@@ -52,6 +52,8 @@ class Redactor:
 
     _pattern: re.Pattern[str] | None = attrs.field(default=None, init=False)
     _values: frozenset[str] = attrs.field(default=frozenset(), init=False)
+    # Put together when the next text comes: thousands of keys may bring a secret each at once.
+    _stale: bool = attrs.field(default=False, init=False)
 
     def __repr__(self) -> str:
         return f"<Redactor {len(self._values)} secrets>"
@@ -61,6 +63,22 @@ class Redactor:
         if len(value) < SHORTEST or value in self._values:
             return
         self._values |= {value}
+        self._stale = True
+
+    def register_all(self, data: object) -> None:
+        """Register every text in plain *data* that stands under a name which names a secret."""
+        if isinstance(data, Mapping):
+            for name, value in data.items():
+                if isinstance(value, str) and names_secret(str(name)):
+                    self.register(value)
+                else:
+                    self.register_all(value)
+        elif isinstance(data, list | tuple):
+            for value in data:
+                self.register_all(value)
+
+    def _compile(self) -> None:
+        self._stale = False
         shapes = {shape for known in self._values for shape in _disguises(known)}
         # Longest first: one secret may be a part of another.
         ordered = sorted(shapes, key=lambda shape: (-len(shape), shape))
@@ -68,6 +86,8 @@ class Redactor:
 
     def redact(self, text: str) -> str:
         """*text* without any secret in it."""
+        if self._stale:
+            self._compile()
         if self._pattern is not None:
             text = self._pattern.sub(REDACTED, text)
         # The substring tests cost a tenth of the expressions and nearly always say no.

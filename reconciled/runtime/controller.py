@@ -271,6 +271,8 @@ class Controller:
         """The manifest's spec as an object. Raises Invalid where it does not fit any more."""
         spec = self._specs.get(key)
         if spec is None:
+            # A program that fails may print what it was given: never into a log (invariant 13).
+            self.host.logs.redactor.register_all(manifest.spec)
             spec = self._specs[key] = self.plugin.spec(manifest)
             if names := self.reconciler.not_built(spec):
                 reason = f"{', '.join(names)}: accepted, and without effect in this version"

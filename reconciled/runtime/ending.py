@@ -89,6 +89,14 @@ class Ending:
         self.host.logs.close()
         os._exit(CUT)
 
+    def collapse(self, error: BaseException) -> int:
+        """The loop itself has broken down, and nothing of the tree runs any more; the exit code."""
+        cause = error.__cause__ or error
+        self.host.log.critical("daemon.crashed", reason=f"the loop broke down: {cause!r}")
+        self.host.log.debug("daemon.traceback", exc_info=error)
+        self._report(CRASHED, kill=True)
+        return CRASHED
+
     def tell_blocked(self, blocked: Blocked) -> None:
         """In the last resort's thread: the loop does not turn."""
         self.host.logs.last_words(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def interrupted_of(host: Host, record: OperationRecord, spec: Any) -> Interrupted:
-    """*record* as recover() sees it. Raises Damaged or OSError if its program's end is unreadable."""
+    """*record* as recover() sees it. Raises Damaged or OSError for a program's unreadable end."""
     return Interrupted(
         record.id,
         record.key,

@@ -165,7 +165,10 @@ def _read(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     with os.fdopen(handle, "rb") as opened:
-        data = json.loads(opened.read(LONGEST))
+        try:
+            data = json.loads(opened.read(LONGEST))
+        except ValueError as error:
+            raise ValueError(_NOT_OURS.format(file)) from error
     given = data.get("keys") if isinstance(data, dict) else None
     if isinstance(given, list) and all(isinstance(key, str) for key in given):
         return dict(data)

@@ -68,6 +68,7 @@ class Recovery:
         if hold := self._unfit():
             return await self._hold(hold)
         manifest = unpin(self.record)
+        self._host.logs.redactor.register_all(manifest.spec)
         try:
             spec = self.controller.plugin.spec(manifest)
         except Invalid as invalid:

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -35,7 +34,12 @@ DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 
 
 def run_daemon(
-    path: Path, environ: Mapping[str, str], signals: Signals, *, once: bool = False
+    path: Path,
+    environ: Mapping[str, str],
+    signals: Signals,
+    *,
+    once: bool = False,
+    strict: bool = False,
 ) -> int:
     """Be the daemon until it has stopped; the exit code. The handlers are installed already."""
     began = time.monotonic()
@@ -50,7 +54,8 @@ def run_daemon(
     try:
         for warning in loaded.warnings:
             logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
-        for line in not_built(loaded.config):
+        unbuilt = ["run --strict has no effect in this version: no unit is read"] if strict else []
+        for line in (*unbuilt, *not_built(loaded.config)):
             logs.log.warning("config.not_built", reason=line)
         return _locked(path, environ, signals, prepared, logs, once=once, began=began)
     finally:
@@ -113,7 +118,11 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     journal = DurableOperations.over(store, history=History(kept.operations, kept.age))
     _tell_condition(logs, store, journal)
     daemon = Daemon(path, environ, prepared, logs, signals, store, journal, once=once, began=began)
-    code = trio.run(partial(daemon.run), strict_exception_groups=True)
+    try:
+        code = trio.run(daemon.run, strict_exception_groups=True)
+    except trio.TrioInternalError as error:
+        # A plugin's system task failed, say: trio has given up on the tree, and so do we.
+        code = daemon.ending.collapse(error)
     if once and code == DONE:
         code = _once_code(logs, daemon.counted)
     lock.release()

@@ -73,3 +73,12 @@ def test_short_values_are_ignored() -> None:
 def test_credentials_with_a_form(text: str, shown: str) -> None:
     """Credentials that have a form of their own are hidden without being registered."""
     assert Redactor().redact(text) == shown
+
+
+def test_what_stands_under_a_secret_name_anywhere_is_registered() -> None:
+    """Texts of plain data under a name like DB_PASSWORD are hidden from then on, however deep."""
+    redactor = Redactor()
+    redactor.register_all({"environment": {"DB_PASSWORD": "hunter2hunter2", "HOST": "db.example"}})
+    redactor.register_all({"steps": [{"token": "tok-123456"}]})
+    shown = redactor.redact("pass=hunter2hunter2 at db.example with tok-123456")
+    assert shown == f"pass={REDACTED} at db.example with {REDACTED}"
