@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from reconciled.observe.redaction import Redactor, names_secret
+from reconciled.observe.redaction import REDACTED, Redactor, names_secret
 
 
 @pytest.mark.parametrize(
