@@ -96,7 +96,7 @@ def listed(
     if opened:
         rows = [_row(each, each.begun, state_of(each, pending.get(each.id))) for each in opened]
         lines += _table(("ID", "BEGUN", "STATE", "KEY", "OPERATION", "LAST STEP"), rows)
-        held = sum(each.hold is not None for each in opened)
+        held = sum(state_of(each, pending.get(each.id)) == "held" for each in opened)
         if held:
             lines += ["", f"{held} held: reconciled journal show ID says why, and what settles it."]
     else:

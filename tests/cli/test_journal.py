@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -346,7 +348,9 @@ def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
     assert decided.who == journal.who()
     file = desk.state / "resolutions" / f"{identity}.json"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert "decided: forward" in desk.say("journal", "list").out
+    listing = desk.say("journal", "list").out
+    assert "decided: forward" in listing
+    assert "1 held" not in listing
     assert "Decided, and not acted on yet: --forward" in desk.say("journal", "show", identity).out
 
 
@@ -520,3 +524,27 @@ def test_probing_disturbs_nobody(desk: Desk) -> None:
     with pytest.raises(Locked):
         probe(desk.state)
     lock.release()
+
+
+@pytest.mark.processes
+def test_a_real_daemon_takes_it(desk: Desk) -> None:
+    """A running daemon acts on a decision within seconds, and the verb waits for just that."""
+    desk.configure()
+    identity = held(desk)
+    code = "import sys; from reconciled.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = [sys.executable, "-c", code, "--config", str(desk.root / "r.yaml"), "run"]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stderr is not None
+        for line in daemon.stderr:
+            if "daemon.ready" in line:
+                break
+        began = time.monotonic()
+        said = desk.say("journal", "resolve", identity, "--complete", "--why", "x")
+        took = time.monotonic() - began
+        daemon.terminate()
+        rest = daemon.stderr.read()
+    assert (said.code, said.err) == (0, "")
+    assert took < resolve.WAIT
+    assert "operation.resolved" in rest
+    assert daemon.returncode == 0
+    assert desk.say("journal", "show", identity).lines[0] == f"{identity}: completed"

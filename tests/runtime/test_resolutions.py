@@ -180,6 +180,8 @@ async def test_a_removal_that_is_done_is_not_repeated(
     async with world.running() as daemon:
         await world.settle()
         assert Key("a/x") in daemon.controllers["a"].removing
+        # As if it had gone while the daemon ran: its last manifest is known here.
+        daemon.controllers["a"].absent[Key("a/x")] = thing("x", 1)
         decide(world, identity, COMPLETE)
         await world.settle()
         assert world.removed == []
@@ -223,6 +225,33 @@ async def test_what_cannot_be_used_is_dropped(
         assert daemon.journal.open() == []
         assert world.lines("resolution.dropped")[0]["operation"] == "0" * 26
         assert left(world) == []
+
+
+async def test_work_that_goes_on_is_not_settled(world: World, autojump_clock: MockClock) -> None:
+    """A decision about an operation that runs, since it was lifted meanwhile, changes nothing."""
+    running: list[str] = []
+    go_on = trio.Event()
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write") as operation:
+            running.append(operation.id)
+            await go_on.wait()
+        return done()
+
+    world.configure("a")
+    world.declared["a"] = [thing("x")]
+    world.acts["a/x"] = act
+    async with world.running() as daemon:
+        decide(world, running[0], ABANDON)
+        await world.settle()
+        assert daemon.journal.find(running[0]) is not None
+        assert world.lines("resolution.dropped")[0]["reason"] == "it is not held any more"
+        assert left(world) == []
+        go_on.set()
+        await world.settle()
+        record = await past_of(world, running[0])
+        assert record is not None
+        assert record.ending is Ending.DONE
 
 
 async def test_what_an_earlier_daemon_took_is_acted_on(
