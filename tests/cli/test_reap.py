@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
-from operations import end_all_of, start_host, wait_for
+from operations import ID, end_all_of, start_host, wait_for
 
 from reconciled.cli.main import main
 from reconciled.journal.lock import StateLock
@@ -36,7 +36,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
         end_all_of(directory)
 
 
-def left_behind(state: Path, script: str, *, budget: float = 0, name: str = "01TEST") -> Path:
+def left_behind(state: Path, script: str, *, budget: float = 0, name: str = ID) -> Path:
     """The operation whose program runs *script* and has lost its daemon."""
     directory = state / "operations" / name
     (state / "ready").unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFi
     assert end is not None
     assert (end.code, end.signal) == (None, signal.SIGTERM)
     assert not alive(child_of(directory).parent.pid)
-    assert capsys.readouterr().err == ("reconciled reap: apply of operation 01TEST gets SIGTERM\n")
+    assert capsys.readouterr().err == (f"reconciled reap: apply of operation {ID} gets SIGTERM\n")
 
 
 def test_stubborn_program_is_killed(state: Path) -> None:
@@ -128,8 +128,8 @@ def test_critical_program_past_its_time(state: Path, budget: float, wait: str) -
 
 def test_all_at_once(state: Path) -> None:
     """Several programs have their time side by side: two stubborn ones take no longer than one."""
-    for name in ("01A", "01B", "01C"):
-        left_behind(state, STUBBORN, name=name)
+    for letter in "ABC":
+        left_behind(state, STUBBORN, name=ID + letter)
     began = time.monotonic()
     assert reap(state, "--term", "1s") == 3
     assert time.monotonic() - began < 2.5
@@ -152,7 +152,7 @@ def test_damaged_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None
     (directory / "child").write_text("{")
     assert reap(state) == 0
     assert alive(pid)
-    assert "operation 01TEST is left alone: " in capsys.readouterr().err
+    assert f"operation {ID} is left alone: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_critical_program_has_no_strays(state: Path) -> None:
     said: list[str] = []
     assert Reaper(600, 30, said.append, group).reap(state / "operations")
     assert [line.rpartition(" gets ")[::2] for line in said[1:]] == [
-        ("apply of operation 01TEST", "SIGTERM"),
+        (f"apply of operation {ID}", "SIGTERM"),
         (f"sleep (pid {member})", "SIGTERM"),
     ]
     assert not alive(member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ import attrs
 
 from reconciled.programs.processes import everybody
 
+# Unique: end_all_of() finds programs by it, and another test run may be at work beside this one.
+ID = f"01{secrets.token_hex(12).upper()}"
+HERE = Path(__file__).resolve().parent
 HOST = """
 import sys, trio
 from pathlib import Path
@@ -64,7 +68,7 @@ def start_host(
     return subprocess.Popen(
         [sys.executable, "-c", HOST, str(directory), str(budget), "sh", "-c", script],
         cwd=where,
-        env={"PYTHONPATH": str(Path(__file__).parent), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
     )
 
 

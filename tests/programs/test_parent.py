@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import functools
 import os
+import posix
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 sys.path.insert(0, str(Path(__file__).parent))
-from operations import end_all_of, made, start_host, wait_for
+from operations import ID, end_all_of, made, start_host, wait_for
 
 from reconciled.core.stages import StopLimits
-from reconciled.programs import ProgramFailed, run_program
+from reconciled.programs import ProgramFailed, parent, run_program, supervised
 from reconciled.programs.children import current_children
+from reconciled.programs.launch import Launch
 from reconciled.programs.processes import everybody, look_up
-from reconciled.programs.records import ChildRecord, boot_id, read_child, read_end
+from reconciled.programs.records import Assignment, ChildRecord, boot_id, read_child, read_end
+from reconciled.programs.supervised import Supervision
 from reconciled.stop import Stop, Work
 
 pytestmark = pytest.mark.processes
@@ -30,7 +35,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """The operation's directory; what a failed test left running there is ended."""
-    directory = tmp_path / "operations" / "01TEST"
+    directory = tmp_path / "operations" / ID
     yield directory
     end_all_of(directory)
 
@@ -44,6 +49,10 @@ def child_of(directory: Path) -> ChildRecord:
 def alive(pid: int) -> bool:
     process = look_up(pid)
     return process is not None and process.alive
+
+
+def living(group: int) -> list[str]:
+    return [p.name for p in everybody() if p.group == group and p.alive]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -150,7 +159,7 @@ async def test_told(place: Path) -> None:
     found = dict(line.split("=", 1) for line in lines if line.startswith(("RECONCILED", "MINE")))
     assert found == {
         "MINE": "yes",
-        "RECONCILED_OPERATION": "01TEST",
+        "RECONCILED_OPERATION": ID,
         "RECONCILED_ATTEMPT": "2",
         "RECONCILED_EPOCH": "7",
         "RECONCILED_STEP": "half",
@@ -178,6 +187,55 @@ async def test_one_child(place: Path) -> None:
     assert look_up(record.parent.pid) is None
 
 
+def test_records_are_replaced_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C04: a record is synced before it gets its name, and its directory after."""
+    calls: list[str] = []
+    for name in ("write", "fsync", "rename"):
+        monkeypatch.setattr(posix, name, recorded(calls, getattr(posix, name)))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        parent._write_durably(directory, "end", b"{}")
+        assert calls == [
+            "write .end.new",
+            "fsync .end.new",
+            "rename .end.new",
+            f"fsync {tmp_path.name}",
+        ]
+        assert (tmp_path / "end").read_bytes() == b"{}"
+        calls.clear()
+        parent._sync_above(directory)
+        assert calls == [f"fsync {tmp_path.parent.name}"]
+    finally:
+        os.close(directory)
+
+
+def recorded(calls: list[str], real: Callable[..., Any]) -> Callable[..., Any]:
+    """*real*, noting its name and the file that it is for."""
+
+    def call(file: int | str, *rest: Any, **named: Any) -> Any:
+        target = Path(f"/proc/self/fd/{file}").readlink().name if isinstance(file, int) else file
+        calls.append(f"{real.__name__} {target}")
+        return real(file, *rest, **named)
+
+    return call
+
+
+async def test_group_without_its_program_is_not_signalled(place: Path) -> None:
+    """Once the program cannot be proven to hold its number, its group gets no signal."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: run_program(["sleep", "99"], operation=made(place)))
+        with trio.fail_after(10):
+            while not current_children().owned():  # noqa: ASYNC110 no event comes from there
+                await trio.sleep(0.01)
+        [child] = current_children().owned()
+        leader: Any = child.leader
+        leader.started += 1  # as if the number had gone to somebody else
+        assert not child.signal_group(signal.SIGKILL)
+        leader.started -= 1
+        assert alive(child.pid)
+        nursery.cancel_scope.cancel(reason="the test")
+
+
 # -- kills -------------------------------------------------------------------
 
 
@@ -199,16 +257,53 @@ def test_c03_program_survives_its_daemon(tmp_path: Path, place: Path) -> None:
 
 
 def test_members_go_with_the_program_of_a_dead_daemon(tmp_path: Path, place: Path) -> None:
-    """What outlives its program in the group is ended also when no daemon is left to do it."""
-    script = "sleep 999 & echo $! > member; touch ready; while [ ! -e go ]; do sleep 0.01; done"
+    """What outlives its program is asked to end also when no daemon is left to do it."""
+    polite = "trap 'touch asked; exit' TERM; touch ready; while :; do sleep 0.05; done"
+    script = f"( {polite} ) & while [ ! -e go ]; do sleep 0.01; done"
     host = start_host(place, script, where=tmp_path)
     wait_for((tmp_path / "ready").exists)
     kill(host)
-    member = int((tmp_path / "member").read_text())
-    assert alive(member)
     (tmp_path / "go").touch()
     wait_for(lambda: not alive(child_of(place).parent.pid))
-    assert not alive(member)
+    assert (tmp_path / "asked").exists()
+    group = child_of(place).program.pid
+    assert living(group) == []
+
+
+def test_stubborn_members_are_killed_without_a_daemon(tmp_path: Path, place: Path) -> None:
+    """A member that ignores SIGTERM is killed too, some seconds after its program's end."""
+    member = "sh -c \"trap '' TERM; touch ready; while :; do sleep 0.05; done\" & echo $! > member"
+    host = start_host(place, f"{member}; while [ ! -e go ]; do sleep 0.01; done", where=tmp_path)
+    wait_for((tmp_path / "ready").exists)
+    kill(host)
+    (tmp_path / "go").touch()
+    wait_for(lambda: not alive(child_of(place).parent.pid))
+    assert not alive(int((tmp_path / "member").read_text()))
+
+
+def test_daemon_gone_before_its_word(tmp_path: Path, place: Path) -> None:
+    """A daemon that dies between the identity and its word leaves a program that never runs."""
+    made(place)
+    launch = Launch(("touch", str(tmp_path / "ran")), None, dict(os.environ), b"")
+    assignment = Assignment(boot_id(), 1, "apply", critical=False, deadline=None)
+    order = supervised.order(
+        Supervision(place, assignment), launch.arguments, launch.environment, None
+    )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    source = os.memfd_create("order")
+    os.write(source, order)
+    os.lseek(source, 0, os.SEEK_SET)
+    numbers = (source, theirs.fileno())
+    command = [sys.executable, "-I", "-S", "-E", parent.__file__, *map(str, numbers)]
+    process = subprocess.Popen(command, pass_fds=numbers)
+    theirs.close()
+    os.close(source)
+    assert ours.recv(64).startswith(b"P ")
+    ours.close()
+    assert process.wait(10) == 1
+    assert child_of(place).assignment == assignment
+    assert read_end(place) is None
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_parent_killed(tmp_path: Path, place: Path) -> None:
@@ -232,7 +327,7 @@ async def test_stopping_signals_do_not_end_the_parent(place: Path, number: int) 
 def test_daemon_killed_while_starting(tmp_path: Path, place: Path) -> None:
     """A daemon killed at any instant leaves a program that is noted, or none that ever ran."""
     for turn in range(12):
-        directory = place.with_name(f"01TEST{turn}")
+        directory = place.with_name(f"{ID}{turn}")
         host = start_host(directory, f"echo {turn} >> ran; sleep 0.2", where=tmp_path)
         wait_for((directory / "attempt").exists)
         time.sleep(turn * 0.004)  # not to wait for something: to kill at another instant

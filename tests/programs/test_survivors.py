@@ -16,7 +16,7 @@ import pytest
 import trio
 
 sys.path.insert(0, str(Path(__file__).parent))
-from operations import end_all_of, start_host, wait_for
+from operations import ID, end_all_of, start_host, wait_for
 
 from reconciled.programs.processes import look_up
 from reconciled.programs.records import Damaged, boot_id, read_child, read_end
@@ -30,7 +30,7 @@ ENDS_ON_WORD = "touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 6"
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """The operation's directory; what a failed test left running there is ended."""
-    directory = tmp_path / "operations" / "01TEST"
+    directory = tmp_path / "operations" / ID
     yield directory
     end_all_of(directory)
 
@@ -209,6 +209,18 @@ def test_damaged_record(place: Path, name: str, text: str) -> None:
 def test_boot_id() -> None:
     """This boot has a name, and keeps it."""
     assert boot_id() == boot_id() != ""
+
+
+def test_an_older_end_is_not_taken_over(place: Path) -> None:
+    """An end that belongs to an earlier program of the operation says nothing of this one."""
+    survivor = left_behind(place, "touch ready; exit 0")
+    survivor.wait_until(time.monotonic() + 10)
+    assert survivor.end is not None
+    data = json.loads((place / "end").read_bytes())
+    data["program"]["started"] -= 1
+    (place / "end").write_text(json.dumps(data))
+    assert survivor.end is None
+    survivor.close()
 
 
 # -- ending it ---------------------------------------------------------------
