@@ -114,10 +114,8 @@ class Resolutions:
         if record is not None and record.hold is not None:
             await self._settle(record, decided)
             self._queue(record, decided)
-        elif record is not None and record.word == decided.what.value:
-            # Decided before, and maybe not written before its daemon was cut off.
-            await self.host.operations.log.keep(record.id)
-        else:
+        # Else a daemon was cut off before the file went: recovery goes by what it has noted.
+        elif record is None or record.word != decided.what.value:
             self._drop(decided.operation, "it is not held any more", decided)
 
     async def _everything(self, decided: Decided) -> None:

@@ -267,6 +267,24 @@ async def test_what_an_earlier_daemon_took_is_acted_on(
         assert left(world) == []
 
 
+async def test_what_is_noted_already_is_no_news(world: World, autojump_clock: MockClock) -> None:
+    """A decision that the journal has, of a daemon that was cut off then, goes without a line."""
+    world.configure("a")
+    identity = await held(world, "z/x")
+    decide(world, identity, FORWARD)
+
+    async def note(_: Store, operations: DurableOperations) -> None:
+        await operations.resolve(identity, FORWARD, "eve (uid 7)", "I looked")
+
+    await earlier(world, note)
+    async with world.running() as daemon:
+        record = daemon.journal.find(identity)
+        assert record is not None
+        assert record.word == "forward"
+        assert left(world) == []
+        assert world.lines("resolution.dropped") == []
+
+
 async def test_it_is_tried_again(
     world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
