@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from reconciled.journal.machine import Machine
 from reconciled.journal.mirror import Live, Mirror
 from reconciled.journal.records import (
     ONCE,
+    PURE,
     Ending,
     Hold,
     Note,
@@ -160,23 +160,26 @@ class DurableOperations:
             name,
             attempt=1,
             epoch=self._store.epoch,
-            pinned=_plain(pinned),
+            pinned=rows.plain(pinned),
             begun=self._now(),
             undoes=undoes,
             boot_id=self._machine.boot_id,
             machine_id=self._machine.machine_id,
         )
 
-    async def started(self, operation: str, step: str, kind: str) -> None:
+    async def started(
+        self, operation: str, step: str, kind: str, *, undoable: bool = False
+    ) -> None:
         """Note that *step* starts, after what is pending of the steps before it is durable.
 
-        Durable itself only for a ONCE step: another that was started may simply run again.
+        Durable itself for a ONCE step, and for one with effects that is *undoable*: what was
+        not noted would not be taken back. Any other that was started may simply run again.
         Raises OperationUnknown, StoreClosed. Cancelled, it may have been noted or not.
         """
         live = self._known(operation)
         pending = bool(live.unwritten)
         self._note(live, StepRecord(step, kind, StepState.STARTED, attempt=live.record.attempt))
-        if pending or kind == ONCE:
+        if pending or kind == ONCE or (undoable and kind != PURE):
             live.unwritten.add(step)
             await self._flush(live)
         else:
@@ -189,7 +192,7 @@ class DurableOperations:
         TypeError for what JSON cannot express, OperationUnknown, StoreClosed.
         """
         live = self._known(operation)
-        kept = _plain(data)
+        kept = rows.plain(data)
         self._note(live, StepRecord(step, kind, StepState.DONE, kept, live.record.attempt))
         live.unwritten.add(step)
         if kind == ONCE:
@@ -215,7 +218,7 @@ class DurableOperations:
             live = self._known(operation)
             added = Note(self._now(), "", ending.value, note)
             live.record = attrs.evolve(live.record, notes=(*live.record.notes, added))
-        await _wait(self._close(operation, ending))
+        await self._close(operation, ending).wait()
 
     async def keep(self, operation: str) -> None:
         """Make durable what is pending of an operation that nobody goes on with for now."""
@@ -325,7 +328,7 @@ class DurableOperations:
 
         entry = Entry(write, insists=True)
         self._store.writer.put(entry)
-        await _wait(entry)
+        await entry.wait()
 
     def _close(self, operation: str, ending: Ending) -> Entry:
         live = self._known(operation)
@@ -345,17 +348,3 @@ class DurableOperations:
     def _move(self, connection: sqlite3.Connection, ended: OperationRecord) -> None:
         rows.move_to_past(connection, ended)
         self._pruned(connection, PRUNED_AT_ONCE)
-
-
-async def _wait(entry: Entry) -> None:
-    await entry.settled.wait()
-    if entry.failure is not None:
-        raise entry.failure
-
-
-def _plain(value: Any) -> Any:
-    """*value* as the store will give it back; TypeError for what it cannot keep."""
-    try:
-        return json.loads(rows.dumped(value))
-    except ValueError as exc:  # a number that is none, or a circle
-        raise TypeError(str(exc)) from exc

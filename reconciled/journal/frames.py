@@ -12,6 +12,7 @@ flipped bit takes back every transaction behind it without a word.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 
@@ -45,7 +46,12 @@ class _Frame:
     number: int  # from 1
     current: bool  # of this log, by its salts
     whole: bool
-    commits: bool
+    pages: int  # of the database after the transaction that ends here; 0: none ends
+
+    @property
+    def commits(self) -> bool:
+        """Whether a transaction ends with it."""
+        return self.pages != 0
 
 
 def walk(log: bytes) -> Walk:
@@ -56,28 +62,23 @@ def walk(log: bytes) -> Walk:
     if order is None:
         return Walk(damage="the header of the log is damaged")
     size = _page_size(log)
-    transactions, end, bad = 0, HEADER, 0
-    behind: list[_Frame] = []
-    for frame in _frames(log, order, size):
-        if bad:
-            behind.append(frame)
-        elif not (frame.current and frame.whole):
-            bad = frame.number
-            behind.append(frame)
-        elif frame.commits:
-            transactions += 1
-            end = HEADER + frame.number * (FRAME + size)
-    return _judged(log, transactions, end, behind, size)
+    frames = list(_frames(log, order, size))
+    good = list(itertools.takewhile(lambda frame: frame.current and frame.whole, frames))
+    behind = frames[len(good) :]
+    while behind and not behind[-1].current:
+        behind.pop()  # left over: no frame of this log follows
+    if behind:
+        sizes = {frame.pages for frame in frames if frame.current and frame.whole}
+        behind[0] = attrs.evolve(behind[0], pages=_meant(log, order, size, behind[0], sizes))
+    ends = [frame.number for frame in good if frame.commits]
+    end = HEADER + (ends[-1] if ends else 0) * (FRAME + size)
+    return _judged(log, len(ends), end, behind, size)
 
 
 def _judged(log: bytes, transactions: int, end: int, behind: list[_Frame], size: int) -> Walk:
-    """*behind*: the first frame that is not good, and all that follow."""
-    while behind and not behind[-1].current:
-        behind.pop()  # left over, unless a frame of this log follows
+    """*behind*: the first frame that is not good, and all that follow up to this log's last."""
     if behind:
         first = behind[0]
-        # What a bad frame says of itself may be what is wrong with it: it counts as the end of
-        # a transaction if it says so and another end follows.
         ends = [frame for frame in behind if frame.current and frame.commits]
         begun = f"frame {first.number} of the log is damaged"
         if len(ends) > 1 or (ends and ends[0] is not behind[-1]):
@@ -125,7 +126,26 @@ def _frames(log: bytes, order: str, size: int) -> Iterator[_Frame]:
             body = log[offset + FRAME : offset + step]
             whole = _continued(judged, body, order) == (first, second)
         before = (first, second)
-        yield _Frame(number, current, whole, pages != 0)
+        yield _Frame(number, current, whole, pages)
+
+
+def _meant(log: bytes, order: str, size: int, frame: _Frame, sizes: set[int]) -> int:
+    """What a bad frame was to say of a transaction's end: that may be what is wrong with it.
+
+    If its checksum fits with no end there, or with one of the *sizes* that others have, that
+    is the true one. Not with just any: the checksum cannot tell every two bits apart.
+    """
+    offset = HEADER + (frame.number - 1) * (FRAME + size)
+    before = offset - FRAME - size + 16 if frame.number > 1 else 24
+    start = struct.unpack_from(">II", log, before)
+    page = log[offset : offset + 4]
+    found = struct.unpack_from(">II", log, offset + 16)
+    body = log[offset + FRAME : offset + FRAME + size]
+    for pages in (frame.pages, 0, *sizes):
+        judged = _continued(start, page + struct.pack(">I", pages), order)
+        if _continued(judged, body, order) == found:
+            return pages
+    return frame.pages
 
 
 def _continued(before: tuple[int, ...], data: bytes, order: str) -> tuple[int, int]:

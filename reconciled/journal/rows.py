@@ -35,6 +35,9 @@ _CHANGING = (
     "boot_id",
     "machine_id",
 )
+# Characters of a value that the history keeps whole. Nothing is recovered from there, and a
+# hundred thousand specs with the content of their files would be gigabytes.
+PAST_MOST = 2000
 _FIXED = ("name", "pinned", "begun", "undoes")
 
 
@@ -47,20 +50,29 @@ class RowDamaged(sqlite3.DatabaseError):
 
 def checksum(table: str, *columns: Any) -> int:
     """What a row's last column has to say; *columns* as SQLite gives them back."""
-    return zlib.crc32(repr((table, columns)).encode("utf-8", "surrogatepass"))
+    text = "\0".join((table, *map(str, columns)))  # a third of what repr() of the row takes
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def verified(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
     """*row* without its checksum. Raises RowDamaged; the first column names the row."""
-    *columns, found = row
-    if checksum(table, *columns) != found:
-        raise RowDamaged(table, columns[0])
-    return tuple(columns)
+    columns = row[:-1]
+    if checksum(table, *columns) != row[-1]:
+        raise RowDamaged(table, row[0])
+    return columns
 
 
 def dumped(value: Any) -> str:
     """*value* as JSON; raises TypeError or ValueError for what that cannot express."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """*value* as the store will give it back; TypeError for what it cannot keep."""
+    try:
+        return json.loads(dumped(value))
+    except ValueError as exc:  # a number that is none, or a circle
+        raise TypeError(str(exc)) from exc
 
 
 def insert(connection: sqlite3.Connection, record: OperationRecord) -> None:
@@ -95,7 +107,10 @@ def delete_steps(connection: sqlite3.Connection, operation: str) -> None:
 
 
 def move_to_past(connection: sqlite3.Connection, record: OperationRecord) -> None:
-    """Take *record*, which has an ending, out of the open ones and into the history."""
+    """Take *record*, which has an ending, out of the open ones and into the history.
+
+    Of long inputs and step data only the short parts are kept.
+    """
     connection.execute("DELETE FROM operations WHERE id = ?", (record.id,)).close()
     connection.execute("DELETE FROM states WHERE id = ?", (record.id,)).close()
     if record.steps:
@@ -209,12 +224,23 @@ def _step_from(columns: list[Any]) -> StepRecord:
 
 def _whole(record: OperationRecord) -> dict[str, Any]:
     assert record.ending is not None
+    steps = (attrs.evolve(step, data=_short(step.data)) for step in record.steps)
     return {
         **_parts(record, _FIXED),
         **_state(record),
-        "steps": [_step(step) for step in record.steps],
+        "pinned": _short(record.pinned),
+        "steps": [_step(step) for step in steps],
         "ending": record.ending.value,
     }
+
+
+def _short(value: Any) -> Any:
+    """What the history keeps of a value: of a long mapping its short parts, else nothing."""
+    if len(dumped(value)) <= PAST_MOST:
+        return value
+    if not isinstance(value, dict):
+        return None
+    return {name: part for name, part in value.items() if len(dumped(part)) <= PAST_MOST // 10}
 
 
 def _past_from(row: tuple[Any, ...]) -> OperationRecord:

@@ -63,6 +63,13 @@ class Entry:
     value: Any = None
     failure: Exception | None = None
 
+    async def wait(self) -> Any:
+        """Wait until it is settled; its value, or its failure is raised."""
+        await self.settled.wait()
+        if self.failure is not None:
+            raise self.failure
+        return self.value
+
 
 @attrs.define(eq=False)
 class Writer:
@@ -109,10 +116,7 @@ class Writer:
         except (StoreClosed, WriteFailed):
             entry.refused()
             raise
-        await entry.settled.wait()
-        if entry.failure is not None:
-            raise entry.failure
-        return entry.value
+        return await entry.wait()
 
     async def read(self, function: Write) -> Any:
         """Run *function* on the connection, between two transactions. Works during trouble.

@@ -102,6 +102,7 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
     offsets = [rng.randrange(len(content)) for _ in range(150)]
     offsets += [last + rng.randrange(whole.end - last) for _ in range(20)]
     offsets += [*range(32), *range(frames.HEADER, frames.HEADER + frames.FRAME)]
+    offsets += [*range(last, last + frames.FRAME)]
     for offset in offsets:
         harmed = copied(image, state)
         flipped = bytearray(content)
@@ -114,6 +115,26 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
         else:
             assert found == seen[-2], offset
             assert store.condition.warning, offset
+
+
+def test_c04_a_second_kill_behind_a_torn_tail(
+    logged: tuple[Path, list[Content]], place: Path, state: Path
+) -> None:
+    """What is left of a torn tail is never taken for a part of what was written after it."""
+    image, seen = logged
+    content = bytearray((image / "store" / LOG).read_bytes())
+    whole = frames.walk(bytes(content))
+    last = frames.walk(bytes(content[: whole.end - 1])).end
+    assert whole.end - last > 2 * (frames.FRAME + 4096)
+    content[last + 100] ^= 1  # its first page did not get to the disk, its last ones did
+    (copied(image, state) / "store" / LOG).write_bytes(content)
+    store = Store.open(state)
+    assert store.condition.warning
+    shutil.copytree(state / "store", place / "second" / "store")
+    store.close()
+    found, again = opened(copied(place / "second", state))
+    assert again.condition.warning == again.condition.damage == ""
+    assert found.operations == seen[-2].operations
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -374,3 +374,17 @@ async def test_a_critical_part_is_noted_with_the_next_write(tmp_path: Path) -> N
         found = made.on_disk(record.id)
         assert found is not None
         assert found.critical
+
+
+async def test_the_history_keeps_no_long_inputs(tmp_path: Path) -> None:
+    """Of a spec with a file in it the history keeps who and what, not the file."""
+    pinned = {"spec": {"content": "x" * 100_000}, "kind": "File", "fingerprint": "f"}
+    async with journal(tmp_path) as made:
+        record = await made.operations.begin(KEY, "apply", pinned)
+        await made.operations.started(record.id, "a", "once")
+        await made.operations.done(record.id, "a", "once", ["y" * 100_000])
+        assert made.same()
+        await made.operations.end(record.id, Ending.DONE)
+        (past,) = (await made.operations.past()).records
+    assert past.pinned == {"kind": "File", "fingerprint": "f"}
+    assert past.steps[0].data is None

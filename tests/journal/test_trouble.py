@@ -94,6 +94,11 @@ def check(state: Path, said: list[list[str]]) -> None:
     store.close()
 
 
+def states(said: list[list[str]]) -> list[list[str]]:
+    """What was wrong with the journal, once each time."""
+    return [words for words in said if words[0] == "state" and words[1] != "writable"]
+
+
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that has been used and closed: its opening makes few calls, so that most hit work."""
@@ -122,12 +127,16 @@ def test_an_error_at_the_nth_call_is_got_through(
     """
     state = tmp_path / "state"
     shutil.copytree(used, state)
+    file = state / "store" / "store.sqlite"
+    before = file.stat().st_ino
     said, code = worker(state, "6", *injecting(f"{call}:error={error}:when={when}", state))
     if said and said[0][0] == "unusable":  # it hit the opening: nothing was begun
         assert code == 1
         said, code = worker(state, "6")
     elif call == "fdatasync" or (call == "pwrite64" and when != "20..24"):
         assert "state" in [words[0] for words in said]
+        # What a failed sync left on the disk nobody knows: the store goes on in a new file.
+        assert (file.stat().st_ino != before) == ("I/O error" in " ".join(*states(said)))
     assert code == 0
     assert said[-1] == ["pending", "0"]
     assert said[-2][0] == "all"

@@ -1,0 +1,118 @@
+"""The walk over a log agrees with SQLite's own, and tells more."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reconciled.journal.frames import FRAME, HEADER, Walk, walk
+
+STEP = FRAME + 4096
+SEED = random.SystemRandom().randrange(1 << 32)
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A database with a log, one row a transaction."""
+    connection = sqlite3.connect(tmp_path / "x", isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL").close()
+    connection.execute("CREATE TABLE t (a)").close()
+    yield connection
+    connection.close()
+
+
+def log_of(tmp_path: Path) -> bytes:
+    """The log as it lies there."""
+    return (tmp_path / "x-wal").read_bytes()
+
+
+def rows(tmp_path: Path, database: bytes, log: bytes) -> int:
+    """How many rows SQLite sees with *log*."""
+    place = tmp_path / "copy"
+    place.write_bytes(database)
+    (tmp_path / "copy-wal").write_bytes(log)
+    other = sqlite3.connect(place)
+    count: int = other.execute("SELECT count(*) FROM t").fetchone()[0]
+    other.close()
+    return count
+
+
+def test_no_log_and_an_empty_one_hold_nothing() -> None:
+    """They are whole; less than a header is torn."""
+    assert walk(b"") == Walk(end=0)
+    assert walk(b"x" * 31).torn
+
+
+def test_transactions_are_counted(connection: sqlite3.Connection, tmp_path: Path) -> None:
+    """Each commit counts once, whatever it wrote."""
+    for number in range(9):
+        connection.execute("BEGIN").close()
+        for _ in range(number):
+            connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
+        connection.execute("INSERT INTO t VALUES (1)").close()
+        connection.execute("COMMIT").close()
+    found = walk(log_of(tmp_path))
+    assert (found.transactions, found.torn, found.damage) == (10, "", "")
+    assert found.end == len(log_of(tmp_path))
+
+
+def test_frames_of_the_log_before_are_no_tail(
+    connection: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """A log that began anew has old frames behind its own: they are neither torn nor damage."""
+    for _ in range(20):
+        connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
+    size = len(log_of(tmp_path))
+    connection.execute("PRAGMA wal_checkpoint(RESTART)").close()
+    for count in range(1, 4):
+        connection.execute("INSERT INTO t VALUES (1)").close()
+        log = log_of(tmp_path)
+        assert len(log) == size
+        found = walk(log)
+        assert (found.transactions, found.torn, found.damage) == (count, "", "")
+        assert found.end < size
+
+
+def test_what_is_no_damage_is_what_sqlite_reads(
+    connection: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """With a flip anywhere: as many rows as whole transactions, or the walk calls it damage."""
+    database = (tmp_path / "x").read_bytes()
+    for _ in range(12):
+        connection.execute("INSERT INTO t VALUES (?)", ("x" * 1500,)).close()
+    log = log_of(tmp_path)
+    whole = walk(log)
+    assert rows(tmp_path, database, log) == whole.transactions - 1 == 12
+    rng = random.Random(SEED)
+    print("seed", SEED)
+    silent = 0
+    for offset in [rng.randrange(len(log)) for _ in range(300)]:
+        harmed = bytearray(log)
+        harmed[offset] ^= 1 << rng.randrange(8)
+        found = walk(bytes(harmed))
+        if found.damage:
+            silent += 1
+            continue
+        assert rows(tmp_path, database, bytes(harmed)) == found.transactions - 1
+        assert found.torn
+        assert found.transactions == whole.transactions - 1
+    assert silent > 100
+
+
+def test_a_tail_without_its_commit_is_torn(connection: sqlite3.Connection, tmp_path: Path) -> None:
+    """Whole frames that no commit follows were never durable."""
+    connection.execute("BEGIN").close()
+    for _ in range(10):
+        connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
+    connection.execute("COMMIT").close()
+    log = log_of(tmp_path)
+    before = walk(log[:-1]).end
+    assert before < len(log) - STEP
+    found = walk(log[:-STEP])
+    assert (found.end, found.damage) == (before, "")
+    assert "no end" in found.torn
+    assert found.end >= HEADER
