@@ -16,9 +16,6 @@ from reconciled.core.resources import Origin
 NOT_BUILT: Mapping[str, str] = {
     "http": "no listener is opened",
     "control": "no control socket is opened",
-    "journal.history": "history is kept without a limit",
-    "controllers.*.interrupted": "interrupted operations are rolled forward",
-    "controllers.*.max_recoveries": "recoveries are not counted",
 }
 
 
