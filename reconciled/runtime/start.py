@@ -31,6 +31,13 @@ from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.once import Once
 
 DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
+# What may refuse a start, how it is told, and the exit code.
+_REFUSALS: dict[type[BaseException], tuple[str, int]] = {
+    Locked: ("daemon.locked", HELD),
+    StateRefused: ("daemon.refused", INVALID),
+    StoreTooNew: ("daemon.refused", INVALID),
+    StoreUnusable: ("daemon.failed", FAILED),
+}
 
 
 def run_daemon(
@@ -88,20 +95,11 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     state = prepared.config.state
     try:
         lock = StateLock.acquire(state)
-    except Locked as error:
-        logs.log.error("daemon.locked", reason=str(error))
-        return HELD
-    except StateRefused as error:
-        logs.log.error("daemon.refused", reason=str(error))
-        return INVALID
-    try:
         store = Store.open(state)
-    except StoreTooNew as error:
-        logs.log.error("daemon.refused", reason=str(error))
-        return INVALID
-    except StoreUnusable as error:
-        logs.log.error("daemon.failed", reason=str(error))
-        return FAILED
+    except tuple(_REFUSALS) as error:
+        event, code = _REFUSALS[type(error)]
+        logs.log.error(event, reason=str(error))
+        return code
     for warning in lock.warnings:
         logs.log.warning("state.warning", reason=warning)
     # Dumps without the interpreter's help, also while the loop is blocked.
@@ -118,15 +116,19 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     journal = DurableOperations.over(store, history=History(kept.operations, kept.age))
     _tell_condition(logs, store, journal)
     daemon = Daemon(path, environ, prepared, logs, signals, store, journal, once=once, began=began)
-    try:
-        code = trio.run(daemon.run, strict_exception_groups=True)
-    except trio.TrioInternalError as error:
-        # A plugin's system task failed, say: trio has given up on the tree, and so do we.
-        code = daemon.ending.collapse(error)
+    code = _run(daemon)
     if once and code == DONE:
         code = _once_code(logs, daemon.counted)
     lock.release()
     return code
+
+
+def _run(daemon: Daemon) -> int:
+    try:
+        return trio.run(daemon.run, strict_exception_groups=True)
+    except trio.TrioInternalError as error:
+        # A plugin's system task failed, say: trio has given up on the tree, and so do we.
+        return daemon.ending.collapse(error)
 
 
 def _tell_condition(logs: Logs, store: Store, journal: DurableOperations) -> None:
