@@ -31,13 +31,6 @@ from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.once import Once
 
 DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
-# What may refuse a start, how it is told, and the exit code.
-_REFUSALS: dict[type[BaseException], tuple[str, int]] = {
-    Locked: ("daemon.locked", HELD),
-    StateRefused: ("daemon.refused", INVALID),
-    StoreTooNew: ("daemon.refused", INVALID),
-    StoreUnusable: ("daemon.failed", FAILED),
-}
 
 
 def run_daemon(
@@ -93,13 +86,10 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     become_reaper()
     signals.install()  # again: a parent that ignored a signal has handed that down
     state = prepared.config.state
-    try:
-        lock = StateLock.acquire(state)
-        store = Store.open(state)
-    except tuple(_REFUSALS) as error:
-        event, code = _REFUSALS[type(error)]
-        logs.log.error(event, reason=str(error))
-        return code
+    opened = _opened(state, logs)
+    if isinstance(opened, int):
+        return opened
+    lock, store = opened
     for warning in lock.warnings:
         logs.log.warning("state.warning", reason=warning)
     # Dumps without the interpreter's help, also while the loop is blocked.
@@ -121,6 +111,21 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
         code = _once_code(logs, daemon.counted)
     lock.release()
     return code
+
+
+def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
+    """The lock and the store; or the exit code, where either refuses."""
+    try:
+        return StateLock.acquire(state), Store.open(state)
+    except Locked as error:
+        logs.log.error("daemon.locked", reason=str(error))
+        return HELD
+    except (StateRefused, StoreTooNew) as error:
+        logs.log.error("daemon.refused", reason=str(error))
+        return INVALID
+    except StoreUnusable as error:
+        logs.log.error("daemon.failed", reason=str(error))
+        return FAILED
 
 
 def _run(daemon: Daemon) -> int:
