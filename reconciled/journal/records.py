@@ -41,6 +41,7 @@ class Resolution(enum.Enum):
 
 
 ONCE = "once"  # the kind of step that is never run again without a decision
+PURE = "pure"  # the kind of step that has no effect, and so nothing to take back
 
 
 class OperationOpen(Exception):

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.api import StepKind
+from reconciled.api import ProgramEnd, StepKind
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
 from reconciled.journal.durable import DurableOperations
@@ -35,6 +35,7 @@ class OpenOperation:
     _work: Work
     _log: DurableOperations
     _root: Path
+    _undoable: bool = False
 
     def __repr__(self) -> str:
         return f"<Operation {self.name} {self.id}, last step {self.last_step!r}>"
@@ -107,9 +108,19 @@ class OpenOperation:
         noted = self.record.step(name)
         if noted is not None and noted.state is StepState.DONE:
             return noted.data
-        await self._log.started(self.id, name, kind.value)
+        await self._log.started(self.id, name, kind.value, undoable=self._undoable)
         data = await function()
         return await self._log.done(self.id, name, kind.value, data)
+
+
+@attrs.define(eq=False)
+class InterruptedOperation(OpenOperation):
+    """One that is being recovered, for observe(): programs that look at it may belong to it.
+
+    ended  how its program ended after the daemon was gone
+    """
+
+    ended: ProgramEnd | None = None
 
 
 @attrs.frozen(eq=False)
@@ -128,18 +139,21 @@ class Operations:
         owned: Owned | None,
         told: BoundLog,
         resumed: OperationRecord | None = None,
+        *,
+        undoable: bool = False,
     ) -> AsyncIterator[OpenOperation]:
         """Open an operation of *work*'s key around the body; close it by how the body ended.
 
-        resumed goes on with one that was interrupted; told is the run's logger. Raises
-        trio.Cancelled at entry once the stop is at STOPPING, NotJournaled.
+        resumed goes on with one that was interrupted; told is the run's logger; undoable: its
+        steps can be taken back. Raises trio.Cancelled at entry once the stop is at STOPPING,
+        NotJournaled.
         """
         await work.admit(name)
         record = resumed
         if record is None:
             record = await self.log.begin(Key(work.key), name, pinned, owned=owned)
             told.debug("operation.begun", operation=record.id, name=name)
-        operation = OpenOperation(record, work, self.log, self.root)
+        operation = OpenOperation(record, work, self.log, self.root, undoable)
         try:
             yield operation
         except BaseException as error:
@@ -148,6 +162,12 @@ class Operations:
             raise
         async with work.cleanup(f"outcome of {name}"):
             await self._close(operation, Ending.DONE)
+
+    def interrupted(
+        self, record: OperationRecord, work: Work, ended: ProgramEnd | None
+    ) -> InterruptedOperation:
+        """*record* as observe() finds it, in a run of *work*."""
+        return InterruptedOperation(record, work, self.log, self.root, ended=ended)
 
     async def close_files(self, operation: str) -> None:
         """No program of it may note a step any more."""

@@ -60,6 +60,7 @@ class Recovery:
             return retry("the outcome of its operation is not durable yet")
         held = self.record.hold
         if held is not None and not self._lifted(held):
+            await self._complete(held)
             return Result(Outcome.HELD, held.reason)
         if held is not None:
             await self._journal.unhold(self.record.id)
@@ -81,7 +82,12 @@ class Recovery:
             interrupted = interrupted_of(self._host, self.record, spec)
         except (Damaged, OSError) as error:
             return await self._hold(core.Hold(f"how its program ended cannot be told: {error}"))
+        request.interrupted = self._host.operations.interrupted(
+            self.record, self.work, interrupted.ended
+        )
         facts = await self._facts(request, interrupted, word)
+        request.interrupted = None
+        request.undoable = facts.can_undo
         decision = core.decide(interrupted, facts)
         self.log.info("recovery.decided", **core.describe(decision))
         return await self._act(request, decision, facts)
@@ -128,11 +134,23 @@ class Recovery:
 
     def _lifted(self, held: records.Hold) -> bool:
         """Another spec or other options lift a hold by the cap; any other only a person."""
-        return held.by_cap and held.context != self.context()
+        now = self.context()
+        return held.by_cap and bool(held.context and now) and held.context != now
+
+    async def _complete(self, held: records.Hold) -> None:
+        """Note what is declared, for a hold that was imposed before the sources had said it."""
+        if held.by_cap and not held.context and (context := self.context()):
+            await self._journal.hold(self.record.id, attrs.evolve(held, context=context))
 
     def context(self) -> str:
-        """What a hold by the cap was imposed under: the declared spec, and the options."""
+        """What a hold by the cap was imposed under: the declared spec, and the options.
+
+        Empty as long as the sources have not said what is declared: at a start recovery comes
+        before their first report, and "not yet" would look like another spec.
+        """
         manifest = self.controller.manifests.get(self.record.key)
+        if manifest is None and not self.controller.surveyed.is_set():
+            return ""
         declared = None if manifest is None else manifest.fingerprint
         return fingerprint_of([declared, dict(self.controller.config.options)])
 
@@ -261,11 +279,19 @@ class Recovery:
                 await operation.step(f"undo {view.name}", partial(undo, request, view))
         return done("recovered: rolled back")
 
+    def _can_undo(self) -> bool:
+        """Whether a person may be offered that; no plugin's fault comes in the way of a hold."""
+        controller = self.controller
+        try:
+            return controller.reconciler.can_undo(controller.plugin.spec(unpin(self.record)))
+        except Exception:  # noqa: BLE001 - whatever it is: then nothing here can
+            return False
+
     async def _hold(self, hold: core.Hold) -> Result:
         """Block this key, durably, until somebody decides."""
         record = self.record
         commands = hold.commands or core.commands_for(
-            record.id, can_undo=hasattr(self.controller.reconciler, "undo")
+            record.id, can_undo=not record.undoes and self._can_undo()
         )
         async with self.work.cleanup("hold"):
             code = "cap" if hold.by_cap else "decision"

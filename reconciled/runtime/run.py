@@ -11,7 +11,7 @@ from reconciled.core.jobs import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.records import OperationRecord, Owned
 from reconciled.runtime.host import Host
-from reconciled.runtime.operations import OpenOperation
+from reconciled.runtime.operations import InterruptedOperation, OpenOperation
 from reconciled.runtime.pinned import pin
 from reconciled.stop import Work
 
@@ -19,7 +19,9 @@ from reconciled.stop import Work
 class Run:
     """A Request. Not an attrs class: 25 thousand of these are made a second.
 
-    acted   whether an operation was opened: a run without one had nothing to do
+    acted        whether an operation was opened: a run without one had nothing to do
+    undoable     whether its steps can be taken back: then each is noted before it takes effect
+    interrupted  what an observe() for a recovery looks at; None for any other run
     """
 
     __slots__ = (
@@ -27,12 +29,14 @@ class Run:
         "_resumed",
         "_undoing",
         "acted",
+        "interrupted",
         "job",
         "key",
         "manifest",
         "number",
         "removal",
         "spec",
+        "undoable",
         "work",
     )
 
@@ -48,6 +52,8 @@ class Run:
         self.work = work
         self.acted = False
         self.removal = False  # whether it is the key's removal that runs
+        self.undoable = False
+        self.interrupted: InterruptedOperation | None = None
         self._resumed: OperationRecord | None = None
         self._undoing: OpenOperation | None = None
 
@@ -148,7 +154,15 @@ class Run:
                 " begins: recover() may complete or abandon it"
             )
         pinned = pin(self.manifest, removal=self.removal)
-        opened = operations.opened(self.work, name, pinned, self._owned(), self.log, resumed)
+        opened = operations.opened(
+            self.work,
+            name,
+            pinned,
+            self._owned(),
+            self.log,
+            resumed,
+            undoable=self.undoable,
+        )
         async with opened as operation:
             yield operation
 

@@ -121,6 +121,7 @@ async def _request(
     spec = controller.spec_of(key, manifest)
     request = Run(controller.host, job, manifest, spec, number, work)
     request.removal = removal
+    request.undoable = controller.reconciler.can_undo(spec)
     return request
 
 
