@@ -23,6 +23,8 @@ from reconciled.api import read_file, replace_file
 
 # With a dot in front it is no name of a resource, whose directory may stand here as well.
 NAME = ".written"
+# One name each time, so that what a kill leaves behind is what the next save() replaces.
+_NEW = f".{NAME}.reconciled-thenext1"
 _DIGESTS = 2  # the new content and the one before, which stays in place if the new one fails
 
 
@@ -76,7 +78,8 @@ class Written:
     async def save(self, directory: Path) -> None:
         """Note it durably, making *directory* where it lacks. Raises OSError."""
         await trio.Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
-        await replace_file(NAME, json.dumps(attrs.asdict(self)), mode=0o600, root=directory)
+        note = json.dumps(attrs.asdict(self))
+        await replace_file(NAME, note, mode=0o600, root=directory, temporary=_NEW)
 
     @staticmethod
     async def erase(directory: Path) -> None:
