@@ -80,11 +80,13 @@ def make_directory(directory: Path) -> None:
 
 
 def make_file(directory: Path) -> None:
-    """Make the database if it is missing, for us alone: SQLite's own files take over the mode."""
+    """Make the database if it is missing, for us alone: SQLite's own files take over the mode.
+
+    Its name is durable with the mark's, before anything is said to be.
+    """
     file = directory / FILE
     if not file.exists():
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
-        _sync(directory)
 
 
 def refuse_newer(directory: Path, known: int) -> None:

@@ -116,3 +116,19 @@ def test_a_tail_without_its_commit_is_torn(connection: sqlite3.Connection, tmp_p
     assert (found.end, found.damage) == (before, "")
     assert "no end" in found.torn
     assert found.end >= HEADER
+
+
+def test_a_flip_in_the_salts_is_no_frame_of_another_log(
+    connection: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """No checksum covers them: the last transaction would be gone without a word."""
+    connection.execute("INSERT INTO t VALUES (1)").close()
+    log = log_of(tmp_path)
+    last = len(log) - STEP
+    assert walk(log[:last]).end == last
+    for offset in range(last + 8, last + 16):
+        harmed = bytearray(log)
+        harmed[offset] ^= 1
+        found = walk(bytes(harmed))
+        assert (found.end, found.damage) == (last, "")
+        assert found.torn
