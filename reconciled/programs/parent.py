@@ -1,8 +1,8 @@
 """The small parent over one program of an operation: it outlives the daemon, and keeps the end.
 
-Run by its path, in a group of its own: ``python -I -S -E parent.py ORDER SOCKET`` with two
-descriptors. The order comes as marshalled plain data from the same interpreter; the socket
-leads to the daemon, and its end of file means that the daemon is gone.
+Run as ``python -I -S -E`` in a group of its own, with two descriptors as arguments: from the
+first comes the order, marshalled by the same interpreter (before it, this module's own code);
+the second is a socket to the daemon, and its end of file means that the daemon is gone.
 
 1. The program is executed only once its identity is durable in ``child``, and the daemon that
    wants it, which is told of it, has said so.
@@ -12,8 +12,8 @@ leads to the daemon, and its end of file means that the daemon is gone.
    number of the group. The daemon does that, or this process where the daemon is gone.
 4. No signal meant to stop a service ends it: it ends by itself, soon after its program.
 
-It imports only what is inside the interpreter: ``os`` costs it 1 ms, ``json`` 9 of 8. Rejected:
-a shell, which starts in 1 ms, but has neither start times nor a sync of directories.
+It imports only what is inside the interpreter, which takes 8 ms: ``os`` adds 1, ``json`` 9.
+Rejected: a shell, which starts in 1 ms, but has neither start times nor a sync of directories.
 """
 
 from __future__ import annotations

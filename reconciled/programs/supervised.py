@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import attrs
@@ -28,6 +29,13 @@ from reconciled.programs.processes import look_up
 from reconciled.programs.records import Assignment, Damaged, Identity, read_end
 
 _MESSAGE = 64  # bytes; longer ones are never sent
+# The small parent's code is handed to it compiled: from its file it takes 3-6 ms more of about
+# 11, and an upgrade of the package under a running daemon could take the file away.
+_CODE = marshal.dumps(SourceFileLoader(parent.__name__, parent.__file__).get_code(parent.__name__))
+_BOOT = (
+    "import marshal, sys; code = marshal.load(open(int(sys.argv[1]), 'rb', 0, closefd=False));"
+    " exec(code, {'__name__': '__main__'})"
+)
 
 
 @attrs.frozen
@@ -156,11 +164,12 @@ def start(
         failing.callback(ours.close)
         source = os.memfd_create("order", os.MFD_CLOEXEC)
         with theirs, os.fdopen(source, "r+b") as file:
-            file.write(order)
+            file.write(_CODE + order)
             file.seek(0)
-            script = [sys.executable, "-I", "-S", "-E", parent.__file__]
             pair = (source, theirs.fileno())
-            popen = run_parent([*script, *map(str, pair)], pair)
+            # The last argument is for whoever reads a list of processes.
+            words = (*map(str, pair), f"over operation {supervision.directory.name}")
+            popen = run_parent([sys.executable, "-I", "-S", "-E", "-c", _BOOT, *words], pair)
         parents.add(popen.pid)
         failing.callback(parents.discard, popen.pid)
         # Closed first, the socket makes it go; what it has forked is not executed then.
