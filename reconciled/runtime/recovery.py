@@ -21,7 +21,7 @@ import trio
 from reconciled.core import recovery as core
 from reconciled.core.jobs import Job
 from reconciled.core.problems import Invalid
-from reconciled.core.recovery import Decision, Facts, Interrupted, Observation, Observed
+from reconciled.core.recovery import Decision, Facts, Interrupted, Observed
 from reconciled.core.resources import fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.journal import records
@@ -31,9 +31,10 @@ from reconciled.journal.records import Ending, OperationRecord, StepState
 from reconciled.observe.bound import BoundLog
 from reconciled.programs import attempts
 from reconciled.programs.records import Damaged
+from reconciled.runtime.answers import observation_of, word_of
 from reconciled.runtime.interrupted import interrupted_of, word_of_person
 from reconciled.runtime.operations import is_interruption
-from reconciled.runtime.outcomes import SUCCESSES, cancellation_in, checked, failure_of
+from reconciled.runtime.outcomes import SUCCESSES, checked
 from reconciled.runtime.pinned import is_removal, unpin
 from reconciled.runtime.run import Run
 from reconciled.stop import Work
@@ -163,24 +164,9 @@ class Recovery:
         )
         if word:
             return attrs.evolve(facts, word=word_of_person(word))
-        observation = await self._observe(request)
-        facts = attrs.evolve(facts, observation=observation)
-        try:
-            return attrs.evolve(facts, word=reconciler.recover(interrupted, observation))
-        except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
-            failure = failure_of(error)
-            if failure is None:
-                raise
-            return attrs.evolve(facts, broken=failure.result.reason)  # noqa: ASYNC104 - it was none
-
-    async def _observe(self, request: Run) -> Observation | None:
-        try:
-            return await self.controller.reconciler.observe(request)
-        except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
-            failure = failure_of(error)
-            if failure is None or cancellation_in(error) is not None:
-                raise
-            return Observation(Observed.UNKNOWN, failure.result.reason)  # noqa: ASYNC104 - none
+        observation = await observation_of(reconciler, request)
+        said, broken = word_of(reconciler, interrupted, observation)
+        return attrs.evolve(facts, observation=observation, word=said, broken=broken)
 
     # -- acts ------------------------------------------------------------------
 
@@ -317,10 +303,7 @@ async def in_doubt(controller: Controller, request: Run) -> Result | None:
     What was applied, and what was open, is not known then; None: the run may go on.
     """
     if not request.removal:
-        try:
-            seen = await controller.reconciler.observe(request)
-        except Exception as error:  # noqa: BLE001 - a cancellation is none, and goes its way
-            seen = Observation(Observed.UNKNOWN, str(error))
+        seen = await observation_of(controller.reconciler, request)
         if seen is not None and seen.state is Observed.AS_DESIRED:
             return None
     return Result(
