@@ -78,6 +78,7 @@ __all__ = [
     "ProgramEnd",
     "ProgramFailed",
     "Reconciler",
+    "Recovering",
     "Removed",
     "Replaced",
     "Request",
@@ -137,6 +138,10 @@ class Operation(Protocol):
         """The number of this start of the daemon: rises with each, for targets that fence."""
 
     @property
+    def undoes(self) -> str:
+        """The id of the operation that this one takes back; empty: none."""
+
+    @property
     def directory(self) -> Path:
         """``STATE/operations/ID``: made on first use, for output of its programs."""
 
@@ -162,8 +167,17 @@ class Operation(Protocol):
     ) -> Any:
         """Run *function* as step *name*, or give its checkpoint data if it is done already.
 
-        The data must be what JSON can express; it is durable before this returns.
+        The data must be what JSON can express. It is durable before the next step starts, and
+        that of a ONCE step before this returns.
         """
+
+
+class Recovering(Operation, Protocol):
+    """The interrupted operation, for an observe() that is asked for its recovery."""
+
+    @property
+    def ended(self) -> ProgramEnd | None:
+        """How its program ended after the daemon was gone; None: no record, or none outlived it."""
 
 
 class Request(Protocol[S_co]):
@@ -227,6 +241,10 @@ class Request(Protocol[S_co]):
     @property
     def failures(self) -> int:
         """Failed runs in a row before this one."""
+
+    @property
+    def interrupted(self) -> Recovering | None:
+        """In an observe() for a recovery: what was interrupted. None in every other call."""
 
     @property
     def stopping(self) -> bool:

@@ -7,8 +7,6 @@ exit code, that is its outcome. Then ``recover`` has the say. Only then is there
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
 
 from reconciled.api import (
     Abandon,
@@ -17,7 +15,7 @@ from reconciled.api import (
     Hold,
     Interrupted,
     Observation,
-    ProgramEnd,
+    Recovering,
     Retry,
     RollBack,
     RollForward,
@@ -27,42 +25,6 @@ from reconciled.api import (
 # Exit codes of recover; any other: ask again.
 SETTLED, AGAIN, BACK, HOLD = 0, 10, 11, 12
 LONGEST_WAIT = 300.0  # seconds until it is asked again
-
-
-class Recovering(Protocol):
-    """The interrupted operation, as a request that observes for its recovery names it."""
-
-    @property
-    def id(self) -> str:
-        """The idempotency key."""
-
-    @property
-    def name(self) -> str:
-        """apply, remove, or what the undoing is called."""
-
-    @property
-    def attempt(self) -> int:
-        """The one that is about to run."""
-
-    @property
-    def epoch(self) -> int:
-        """The number of this start of the daemon."""
-
-    @property
-    def last_step(self) -> str:
-        """The last step that is durable."""
-
-    @property
-    def directory(self) -> Path:
-        """``STATE/operations/ID``."""
-
-    @property
-    def undoes(self) -> str:
-        """The operation that it takes back; empty where it takes none."""
-
-    @property
-    def ended(self) -> ProgramEnd | None:
-        """How its program ended after the daemon was gone."""
 
 
 def action_of(interrupted: Interrupted | Recovering) -> str:

@@ -28,6 +28,7 @@ from reconciled.api import (
     Operation,
     ProgramFailed,
     Reconciler,
+    Recovering,
     Request,
     Result,
     Seconds,
@@ -37,7 +38,7 @@ from reconciled.api import (
     retry,
     run_program,
 )
-from reconciled.reconcilers.answers import Recovering, action_of, decision, has_word
+from reconciled.reconcilers.answers import action_of, decision, has_word
 
 _RESERVED = "RECONCILED_"
 _AS_DESIRED = 0
@@ -146,16 +147,16 @@ class ExecReconciler(Reconciler[Exec]):
             return []
         return [Change("run", spec.apply[0], "\n".join(ended.tail))]
 
-    async def observe(self, request: Request[Exec]) -> Observation:
-        """What ``check`` says, UNKNOWN without one.
+    async def observe(self, request: Request[Exec]) -> Observation | None:
+        """What ``check`` says; None without one, for to ask again could not help.
 
         After an interruption also what ``recover`` says, unless the program itself had the
         last word.
         """
         seen = await _look(request)
-        interrupted: Recovering | None = getattr(request, "interrupted", None)
+        interrupted = request.interrupted
         if interrupted is None or request.spec.recover is None or has_word(interrupted):
-            return seen
+            return None if request.spec.check is None else seen
         return await _ask(request, request.spec.recover, interrupted, seen)
 
     def recover(self, interrupted: Interrupted, observation: Observation | None) -> Decision | None:
@@ -172,7 +173,7 @@ class ExecReconciler(Reconciler[Exec]):
         if request.spec.rollback is None:
             raise ProgramFailed("there is no rollback in the spec that was applied")
         async with request.operation("rollback") as operation, _shield(request, operation):
-            undoes = {"RECONCILED_UNDOES": getattr(operation, "undoes", "")}
+            undoes = {"RECONCILED_UNDOES": operation.undoes}
             (await _run(request, "rollback", request.spec.rollback, operation, undoes)).check()
 
 

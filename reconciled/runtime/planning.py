@@ -37,6 +37,7 @@ class Planning:
     causes: tuple[str, ...] = ("plan",)
     failures: int = 0
     stopping: bool = False
+    interrupted: None = None
 
     @property
     def name(self) -> str:

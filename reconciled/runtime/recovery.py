@@ -150,7 +150,7 @@ class Recovery:
         before their first report, and "not yet" would look like another spec.
         """
         manifest = self.controller.manifests.get(self.record.key)
-        if manifest is None and not self.controller.surveyed.is_set():
+        if manifest is None and not self.controller.desired.complete:
             return ""
         declared = None if manifest is None else manifest.fingerprint
         return fingerprint_of([declared, dict(self.controller.config.options)])
@@ -204,16 +204,21 @@ class Recovery:
         async with self.work.cleanup("outcome of a recovery"):
             await self._journal.end(self.record.id, ending, note=reason)
             await self._host.operations.close_files(self.record.id)
-            if ending is Ending.COMPLETED and not self.record.undoes and not request.remembered:
-                await request.remember_done()
+            if ending is Ending.COMPLETED and not self.record.undoes:
+                await self._remember(request)
         return done(f"recovered: {ending.value}")
 
     async def _roll_forward(self, request: Run) -> Result:
         """The reconciler's own code, which re-enters the operation at the step it had reached."""
         reconciler = self.controller.reconciler
-        remove = getattr(reconciler, "remove", None) if request.removal else None
+        act = reconciler.reconcile
+        if request.removal:
+            act = getattr(reconciler, "remove", None)
+            if act is None:
+                # Never reconcile(): that would apply what has to go.
+                return await self._hold(core.Hold("it removes, and nothing here can remove it"))
         try:
-            result = checked(await (remove or reconciler.reconcile)(request))
+            result = checked(await act(request))
         except BaseException as error:
             # A word of its own, so that the count of silent ends begins anew; else it stands.
             if isinstance(error, Exception) and not is_interruption(error):
@@ -224,9 +229,17 @@ class Recovery:
             return result
         if self._journal.find(self.record.id) is not None:
             return await self._close(request, Ending.COMPLETED, "settled by observation")
-        if not request.removal and not request.remembered:
-            await request.remember_done()
+        await self._remember(request)
         return done(f"recovered: rolled forward{_and(result.reason)}")
+
+    async def _remember(self, request: Run) -> None:
+        """What was done is known from now on: that the spec is applied, or that the key is gone."""
+        if request.removal:
+            async with self.work.cleanup("record of the removal"):
+                await self._host.store.forget(request.key)
+                await request.erase()
+        elif not request.remembered:
+            await request.remember_done()
 
     async def _spoke(self) -> None:
         if self._journal.find(self.record.id) is not None:
@@ -249,6 +262,7 @@ class Recovery:
             record.key, f"undo {record.name}", record.pinned | {"undo": steps}, undoes=record.id
         )
         self.log.info("operation.begun", operation=self.record.id, undoes=record.id)
+        await self._host.operations.close_files(record.id)
         request.resume(self.record)
         return await self._undo(request)
 

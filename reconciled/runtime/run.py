@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from reconciled.core.jobs import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
@@ -212,6 +216,11 @@ class Run:
                 base=str(self.base),
                 complete=True,
             )
+
+    async def erase(self) -> None:
+        """The key's own files go with the key (invariant 14)."""
+        for directory in (self.output, self.memory):
+            await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
     @asynccontextmanager
     async def cleanup(self) -> AsyncIterator[None]:

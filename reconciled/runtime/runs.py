@@ -6,9 +6,7 @@ settled in one synchronous function, so that no cancellation can come in between
 
 from __future__ import annotations
 
-import shutil
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,14 +141,8 @@ async def _remove(controller: Controller, request: Run) -> Result:
     if result.outcome is Outcome.DONE:
         async with request.work.cleanup("record of the removal"):
             await controller.host.store.forget(request.key)
-            await _erase(request)
+            await request.erase()
     return result
-
-
-async def _erase(request: Run) -> None:
-    """The key's own files go with the key (invariant 14)."""
-    for directory in (request.output, request.memory):
-        await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
 
 async def _remembered(host: Host, key: Key) -> Manifest | None:

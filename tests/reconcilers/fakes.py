@@ -55,6 +55,7 @@ class FakeOperation:
     attempt: int = 1
     epoch: int = 7
     last_step: str = ""
+    undoes: str = ""
     steps: dict[str, Any] = attrs.field(factory=dict)
     budgets: list[float | str] = attrs.field(factory=list)
     ended: str = ""  # "" while open, then done, failed or interrupted

@@ -358,16 +358,21 @@ async def decide(request: Request[Exec], **fields: Any) -> tuple[Observation, De
         ("exit 1", Observed.DIFFERENT),
         ("exit 2", Observed.UNKNOWN),
         ("kill -9 $$", Observed.UNKNOWN),
-        (None, Observed.UNKNOWN),
     ],
 )
-async def test_observe(tmp_path: Path, check: str | None, state: Observed) -> None:
+async def test_observe(tmp_path: Path, check: str, state: Observed) -> None:
     """What is there is what check says: 0 and 1 are answers, everything else is unknown."""
-    spec = Exec(["true"], check=None if check is None else script(tmp_path, "check", check))
-    fake, request = ask(tmp_path, spec)
+    fake, request = ask(tmp_path, Exec(["true"], check=script(tmp_path, "check", check)))
     seen = await ExecReconciler().observe(request)
+    assert seen is not None
     assert (seen.state, seen.data) == (state, None)
     assert fake.operations == []
+
+
+async def test_without_a_check_nothing_can_be_observed(tmp_path: Path) -> None:
+    """Without a check there is no observation, so that the controller's policy decides."""
+    _, request = ask(tmp_path, Exec(["true"]))
+    assert await ExecReconciler().observe(request) is None
 
 
 @pytest.mark.parametrize(
