@@ -1,11 +1,11 @@
-"""Every row of the decisions about an operation whose actor is gone."""
+"""The decision about an interrupted operation: every row of its tables, and that it is legal."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reconciled.core.recovery import (
     Abandon,
@@ -29,243 +29,226 @@ from reconciled.core.recovery import (
     past_cap,
 )
 
-SEEN: dict[str, Observation | None] = {
-    "cannot": None,
-    "as desired": Observation(Observed.AS_DESIRED, "it is there"),
-    "different": Observation(Observed.DIFFERENT, "it is not"),
-    "unknown": Observation(Observed.UNKNOWN, "no route"),
-}
-FORWARD: Policy = "roll-forward"
-BACK: Policy = "roll-back"
-HOLD: Policy = "hold"
-POLICIES = (FORWARD, BACK, HOLD)
-ONCE, PURE, IDEMPOTENT = StepKind.ONCE, StepKind.PURE, StepKind.IDEMPOTENT
-STARTED, DONE = Step("pay", ONCE, done=False), Step("pay", ONCE, done=True)
-REPEATABLE = (Step("look", PURE, done=True), Step("write", IDEMPOTENT, done=False))
+DONE = Step("first", StepKind.IDEMPOTENT, done=True)
+HALF = Step("second", StepKind.IDEMPOTENT, done=False)
+ONCE_DONE = Step("told", StepKind.ONCE, done=True)
+ONCE_HALF = Step("tell", StepKind.ONCE, done=False)
 
 
-def operation(*steps: Step, **fields: Any) -> Interrupted:
-    """An interrupted one."""
-    return Interrupted("01X", "c/a", "apply", None, 2, steps, **fields)
+def operation(*steps: Step, removal: bool = False, undoes: str = "") -> Interrupted:
+    """One of a key, second attempt."""
+    return Interrupted("id", "c/a", "apply", None, 2, steps, removal=removal, undoes=undoes)
 
 
-def kind_of(decision: Decision) -> str:
-    return type(decision).__name__
+def facts(
+    policy: Policy = "roll-forward",
+    seen: Observed | None = None,
+    word: Decision | None = None,
+    *,
+    can_undo: bool = True,
+) -> Facts:
+    """What is known."""
+    observation = None if seen is None else Observation(seen, "as found")
+    return Facts(policy, can_undo, observation, word, retry_in=3.0)
 
 
-# What was seen x policy -> decision; nothing can undo. No ONCE step, no word of the reconciler's.
-DEFAULTS = [
-    ("cannot", FORWARD, "RollForward"),
-    ("cannot", BACK, "Hold"),
-    ("cannot", HOLD, "Hold"),
-    ("as desired", FORWARD, "Complete"),
-    ("as desired", BACK, "Complete"),
-    ("as desired", HOLD, "Complete"),
-    ("different", FORWARD, "RollForward"),
-    ("different", BACK, "Hold"),
-    ("different", HOLD, "Hold"),
-    ("unknown", FORWARD, "Wait"),
-    ("unknown", BACK, "Wait"),
-    ("unknown", HOLD, "Wait"),
+A, D, U = Observed.AS_DESIRED, Observed.DIFFERENT, Observed.UNKNOWN
+
+# observed, policy, whether it can be undone, steps: what is decided without an opinion.
+BY_DEFAULT: list[tuple[Observed | None, Policy, bool, tuple[Step, ...], type[Decision]]] = [
+    # As desired is complete, whatever the policy says and whatever was under way.
+    (A, "roll-forward", True, (), Complete),
+    (A, "roll-back", True, (DONE, HALF), Complete),
+    (A, "hold", False, (DONE,), Complete),
+    (A, "roll-forward", True, (ONCE_HALF,), Complete),
+    # Unknown is looked at again, and never taken for different.
+    (U, "roll-forward", True, (), Wait),
+    (U, "roll-back", True, (DONE,), Wait),
+    (U, "hold", True, (DONE,), Wait),
+    (U, "roll-forward", True, (ONCE_HALF,), Wait),
+    # Different, and what cannot be observed: the policy.
+    (D, "roll-forward", True, (), RollForward),
+    (D, "roll-forward", False, (DONE, HALF), RollForward),
+    (D, "roll-forward", True, (ONCE_DONE,), RollForward),
+    (D, "roll-forward", True, (DONE, ONCE_HALF), Hold),
+    (D, "roll-back", True, (), RollBack),
+    (D, "roll-back", True, (DONE, HALF), RollBack),
+    (D, "roll-back", True, (DONE, ONCE_HALF), RollBack),
+    (D, "roll-back", False, (DONE,), Hold),
+    (D, "hold", True, (), Hold),
+    (D, "hold", True, (DONE,), Hold),
+    (None, "roll-forward", True, (DONE, HALF), RollForward),
+    (None, "roll-forward", True, (ONCE_HALF,), Hold),
+    (None, "roll-back", True, (DONE,), RollBack),
+    (None, "roll-back", False, (DONE,), Hold),
+    (None, "hold", True, (DONE,), Hold),
 ]
 
 
-@pytest.mark.parametrize(("seen", "policy", "expected"), DEFAULTS)
-@pytest.mark.parametrize("steps", [(), REPEATABLE], ids=["no step", "steps"])
-@pytest.mark.parametrize("can_undo", [False, True])
-def test_default(
-    seen: str, policy: Policy, expected: str, steps: tuple[Step, ...], *, can_undo: bool
+@pytest.mark.parametrize(("seen", "policy", "can_undo", "steps", "wanted"), BY_DEFAULT)
+def test_without_an_opinion(
+    seen: Observed | None,
+    policy: Policy,
+    can_undo: bool,  # noqa: FBT001 - a column of the table
+    steps: tuple[Step, ...],
+    wanted: type[Decision],
 ) -> None:
-    """What was observed decides, then the policy; back only where something can undo."""
-    if can_undo and policy == BACK and expected == "Hold":
-        expected = "RollBack"
-    facts = Facts(policy, can_undo, SEEN[seen], retry_in=7.0)
-    decision = decide(operation(*steps), facts)
-    assert kind_of(decision) == expected
-    if isinstance(decision, Wait):
-        assert decision.seconds == 7.0
-        assert "no route" in decision.reason
-    if isinstance(decision, Complete):
-        assert "it is there" in decision.reason
+    """What was observed decides, then the policy; a ONCE step is not run again by either."""
+    assert type(decide(operation(*steps), facts(policy, seen, can_undo=can_undo))) is wanted
 
 
-# A ONCE step that was started and has no result, without a word: what was seen x policy.
-UNCERTAIN = [
-    ("cannot", FORWARD, "Hold"),
-    ("cannot", BACK, "RollBack"),
-    ("cannot", HOLD, "Hold"),
-    ("as desired", FORWARD, "Complete"),
-    ("as desired", BACK, "Complete"),
-    ("as desired", HOLD, "Complete"),
-    ("different", FORWARD, "Hold"),
-    ("different", BACK, "RollBack"),
-    ("different", HOLD, "Hold"),
-    ("unknown", FORWARD, "Wait"),
-    ("unknown", BACK, "Wait"),
-    ("unknown", HOLD, "Wait"),
+# what the reconciler says, steps, whether it can be undone: what is made of it.
+BY_WORD: list[tuple[Decision, tuple[Step, ...], bool, type[Decision]]] = [
+    (Complete(), (ONCE_HALF,), False, Complete),
+    (Abandon(), (ONCE_HALF,), False, Abandon),
+    (Wait(5.0), (ONCE_HALF,), False, Wait),
+    (Hold("look"), (), True, Hold),
+    # Who knows more may run a ONCE step again; nobody may forget that it began.
+    (RollForward(), (DONE, ONCE_HALF), False, RollForward),
+    (Retry(), (DONE, HALF), False, Retry),
+    (Retry(), (ONCE_HALF,), True, Hold),
+    (Retry(), (ONCE_DONE, HALF), True, Hold),
+    (RollBack(), (DONE, ONCE_HALF), True, RollBack),
+    (RollBack(), (DONE,), False, Hold),
 ]
 
 
-@pytest.mark.parametrize(("seen", "policy", "expected"), UNCERTAIN)
-def test_once_without_a_result(seen: str, policy: Policy, expected: str) -> None:
-    """No policy runs a ONCE step again that was started and has no result."""
-    decision = decide(operation(STARTED), Facts(policy, can_undo=True, observation=SEEN[seen]))
-    assert kind_of(decision) == expected
-    if policy == FORWARD and expected == "Hold":
-        assert isinstance(decision, Hold)
-        assert "pay" in decision.reason
-        assert not decision.by_cap
+@pytest.mark.parametrize(("word", "steps", "can_undo", "wanted"), BY_WORD)
+@pytest.mark.parametrize("seen", [A, D, U, None])
+def test_the_word_of_the_reconciler(
+    word: Decision,
+    steps: tuple[Step, ...],
+    can_undo: bool,  # noqa: FBT001 - a column of the table
+    wanted: type[Decision],
+    seen: Observed | None,
+) -> None:
+    """A word comes before the observation and the policy, as far as it is legal."""
+    decided = decide(operation(*steps), facts("hold", seen, word, can_undo=can_undo))
+    assert type(decided) is wanted
 
 
-def test_once_with_a_result() -> None:
-    """A ONCE step that is done stands in nobody's way: it gives its data."""
-    decision = decide(operation(DONE, *REPEATABLE), Facts(FORWARD, can_undo=False))
-    assert kind_of(decision) == "RollForward"
+@pytest.mark.parametrize("seen", [A, D, U, None])
+@pytest.mark.parametrize("policy", ["roll-forward", "roll-back", "hold"])
+def test_an_undoing_goes_on(policy: Policy, seen: Observed | None) -> None:
+    """Half an undoing is undone further, whatever is observed and whatever the policy."""
+    half = operation(Step("undo first", StepKind.IDEMPOTENT, done=False), undoes="other")
+    assert type(decide(half, facts(policy, seen))) is RollForward
 
 
-# A removal: what was seen never completes it, nor makes it wait.
-@pytest.mark.parametrize("seen", SEEN)
-@pytest.mark.parametrize(
-    ("policy", "expected"), [(FORWARD, "RollForward"), (BACK, "RollBack"), (HOLD, "Hold")]
-)
-def test_removal(seen: str, policy: Policy, expected: str) -> None:
-    """A removal is not completed because the spec is as desired: it goes by the policy."""
-    facts = Facts(policy, can_undo=True, observation=SEEN[seen])
-    assert kind_of(decide(operation(removal=True), facts)) == expected
-
-
-# An undoing goes on, whatever is seen and whatever the policy.
-@pytest.mark.parametrize("seen", SEEN)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("can_undo", [False, True])
-def test_undoing(seen: str, policy: Policy, *, can_undo: bool) -> None:
-    """Half an undoing is undone further, and is never undone itself."""
-    facts = Facts(policy, can_undo, SEEN[seen])
-    assert kind_of(decide(operation(*REPEATABLE, undoes="01W"), facts)) == "RollForward"
-
-
-COMPLETE, ABANDON, WAIT = Complete("c"), Abandon("a"), Wait(3.0, "w")
-AHEAD, AGAIN, UNDONE = RollForward("f"), Retry("r"), RollBack("b")
-HELD = Hold("h", "e", ("look",))
-# The word of recover() or of a person x the operation x whether it can be undone.
-WORDS: list[tuple[Decision, Interrupted, bool, str]] = [
-    (COMPLETE, operation(), False, "Complete"),
-    (COMPLETE, operation(STARTED), False, "Complete"),
-    (COMPLETE, operation(removal=True), False, "Complete"),
-    (COMPLETE, operation(undoes="01W"), False, "Complete"),
-    (ABANDON, operation(), False, "Abandon"),
-    (ABANDON, operation(STARTED), False, "Abandon"),
-    (ABANDON, operation(undoes="01W"), False, "Abandon"),
-    (WAIT, operation(), False, "Wait"),
-    (WAIT, operation(STARTED), False, "Wait"),
-    (WAIT, operation(undoes="01W"), False, "Wait"),
-    (HELD, operation(), False, "Hold"),
-    (HELD, operation(STARTED), False, "Hold"),
-    (AHEAD, operation(), False, "RollForward"),
-    (AHEAD, operation(*REPEATABLE), False, "RollForward"),
-    (AHEAD, operation(STARTED), False, "RollForward"),
-    (AHEAD, operation(DONE), False, "RollForward"),
-    (AHEAD, operation(undoes="01W"), False, "RollForward"),
-    (AGAIN, operation(), False, "Retry"),
-    (AGAIN, operation(*REPEATABLE), False, "Retry"),
-    (AGAIN, operation(STARTED), False, "Hold"),
-    (AGAIN, operation(DONE), False, "Hold"),
-    (AGAIN, operation(*REPEATABLE, undoes="01W"), False, "Retry"),
-    (UNDONE, operation(), True, "RollBack"),
-    (UNDONE, operation(), False, "Hold"),
-    (UNDONE, operation(STARTED), True, "RollBack"),
-    (UNDONE, operation(STARTED), False, "Hold"),
-    (UNDONE, operation(removal=True), True, "RollBack"),
-    (UNDONE, operation(undoes="01W"), True, "Hold"),
-    (UNDONE, operation(undoes="01W"), False, "Hold"),
-]
-
-
-@pytest.mark.parametrize("row", WORDS)
-@pytest.mark.parametrize("seen", SEEN)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_word(row: tuple[Decision, Interrupted, bool, str], seen: str, policy: Policy) -> None:
-    """A word comes before what was seen and before the policy, as far as it is legal."""
-    word, interrupted, can_undo, expected = row
-    facts = Facts(policy, can_undo, SEEN[seen], word)
-    decision = decide(interrupted, facts)
-    assert kind_of(decision) == expected
-    if kind_of(word) == expected:
-        assert decision is word
-    elif isinstance(decision, Hold):
-        assert decision.evidence
-        assert not decision.by_cap
-
-
-@pytest.mark.parametrize("word", [None, COMPLETE, AHEAD])
-def test_broken(word: Decision | None) -> None:
-    """Where recover() raised it is held with what it raised, whatever else is known."""
-    facts = Facts(
-        FORWARD, can_undo=True, observation=SEEN["as desired"], word=word, broken="KeyError: x"
-    )
-    decision = decide(operation(), facts)
-    assert isinstance(decision, Hold)
-    assert "KeyError: x" in decision.reason
+def test_an_undoing_is_not_undone() -> None:
+    """An undoing that is to be rolled back is held."""
+    assert type(decide(operation(undoes="other"), facts(word=RollBack()))) is Hold
 
 
 @pytest.mark.parametrize(
-    ("recoveries", "cap", "held"),
-    [(0, 3, False), (2, 3, False), (3, 3, True), (4, 3, True), (0, 0, True)],
+    ("policy", "wanted"),
+    [("roll-forward", RollForward), ("roll-back", RollBack), ("hold", Hold)],
 )
-def test_cap(recoveries: int, cap: int, *, held: bool) -> None:
-    """So many attempts in a row without a word, and no further one is made."""
+@pytest.mark.parametrize("seen", [A, D, U, None])
+def test_a_removal_is_decided_by_the_policy(
+    policy: Policy, wanted: type[Decision], seen: Observed | None
+) -> None:
+    """That the spec is as desired does not complete a removal, nor does unknown delay it."""
+    assert type(decide(operation(removal=True), facts(policy, seen))) is wanted
+
+
+def test_a_recover_that_fails_is_a_hold() -> None:
+    """A recover() that raised decides nothing: a person does, and is told why."""
+    broken = attrs.evolve(facts(seen=A, word=RollForward()), broken="KeyError: 'x'")
+    decided = decide(operation(), broken)
+    assert isinstance(decided, Hold)
+    assert "KeyError: 'x'" in decided.reason
+
+
+@pytest.mark.parametrize(
+    ("recoveries", "cap", "held"), [(0, 1, False), (1, 1, True), (2, 3, False), (3, 3, True)]
+)
+def test_c02_the_cap(recoveries: int, cap: int, held: bool) -> None:  # noqa: FBT001 - a column
+    """So many attempts without a word of their own, and no more, are made."""
     hold = past_cap(recoveries, cap)
-    assert (hold is not None) is held
-    if hold is not None:
-        assert hold.by_cap
-        assert str(recoveries) in hold.reason
+    assert (hold is not None) == held
+    assert hold is None or hold.by_cap
 
 
-@pytest.mark.parametrize(
-    ("steps", "last", "uncertain", "began_once"),
-    [
-        ((), "", "", False),
-        (REPEATABLE, "look", "", False),
-        ((STARTED,), "", "pay", True),
-        ((DONE,), "pay", "", True),
-        ((*REPEATABLE, STARTED), "look", "pay", True),
-        ((DONE, *REPEATABLE), "look", "", True),
-    ],
+def test_a_hold_shows_what_was_seen() -> None:
+    """A hold has the observation as its evidence, and says so where there was none."""
+    for seen, said in ((D, "observed different: as found"), (None, "nothing here can look")):
+        decided = decide(operation(ONCE_HALF), facts(seen=seen))
+        assert isinstance(decided, Hold)
+        assert said in decided.evidence
+        assert "tell" in decided.reason
+
+
+def test_a_wait_is_as_long_as_the_retry() -> None:
+    """Unknown is looked at again after the controller's first delay."""
+    assert decide(operation(), facts(seen=U)) == Wait(
+        3.0, "what is there could not be told: as found"
+    )
+
+
+def test_commands_offer_what_can_be_done() -> None:
+    """The commands of a hold name the operation; going back is among them where it is possible."""
+    options = [command.split()[4] for command in commands_for("ID", can_undo=True)]
+    assert options == ["--complete", "--forward", "--back", "--abandon"]
+    assert "--back" not in " ".join(commands_for("ID", can_undo=False))
+
+
+def test_a_log_line_describes_a_decision() -> None:
+    """A decision is described by its name and what it rests on, and nothing that is empty."""
+    assert describe(Wait(3.0, "busy")) == {
+        "decision": "Wait", "reason": "busy", "again_in": "3s",
+    }  # fmt: skip
+    assert describe(Hold("look", "seen")) == {
+        "decision": "Hold", "reason": "look", "evidence": "seen",
+    }  # fmt: skip
+    assert describe(Complete()) == {"decision": "Complete"}
+
+
+names = st.sampled_from(["a", "b", "c"])
+steps = st.lists(
+    st.builds(Step, names, st.sampled_from(StepKind), st.booleans()),
+    max_size=3,
+    unique_by=lambda step: step.name,
 )
-def test_interrupted(
-    steps: tuple[Step, ...], last: str, uncertain: str, *, began_once: bool
+words = st.one_of(
+    st.none(),
+    st.sampled_from([Complete(), RollForward(), Retry(), RollBack(), Hold("x"), Abandon()]),
+    st.builds(Wait, st.floats(0, 300)),
+)
+
+
+@given(
+    steps=steps,
+    removal=st.booleans(),
+    undoes=st.sampled_from(["", "other"]),
+    policy=st.sampled_from(["roll-forward", "roll-back", "hold"]),
+    can_undo=st.booleans(),
+    seen=st.one_of(st.none(), st.sampled_from(Observed)),
+    word=words,
+)
+def test_a_decision_is_always_legal(  # noqa: PLR0917 - handed in by name
+    steps: list[Step],
+    removal: bool,  # noqa: FBT001 - handed in by name
+    undoes: str,
+    policy: Policy,
+    can_undo: bool,  # noqa: FBT001 - handed in by name
+    seen: Observed | None,
+    word: Decision | None,
 ) -> None:
-    """Only a ONCE step makes it uncertain; the last step is the last that is done."""
-    interrupted = operation(*steps)
-    assert interrupted.last_step == last
-    assert interrupted.uncertain == uncertain
-    assert interrupted.began_once is began_once
-
-
-@pytest.mark.parametrize(
-    ("can_undo", "verbs"),
-    [
-        (False, ["--complete", "--forward", "--abandon"]),
-        (True, ["--complete", "--forward", "--back", "--abandon"]),
-    ],
-)
-def test_commands(verbs: list[str], *, can_undo: bool) -> None:
-    """The commands that settle it name it, the least drastic first; back only where it can."""
-    commands = commands_for("01X", can_undo=can_undo)
-    assert [command.split()[4] for command in commands] == verbs
-    assert all("resolve 01X --" in command and "--why" in command for command in commands)
-
-
-@pytest.mark.parametrize(
-    ("decision", "told"),
-    [
-        (Complete(), {"decision": "Complete"}),
-        (AHEAD, {"decision": "RollForward", "reason": "f"}),
-        (WAIT, {"decision": "Wait", "reason": "w", "again_in": "3s"}),
-        (HELD, {"decision": "Hold", "reason": "h", "evidence": "e"}),
-        (attrs.evolve(HELD, evidence=""), {"decision": "Hold", "reason": "h"}),
-    ],
-)
-def test_describe(decision: Decision, told: dict[str, str]) -> None:
-    """A line of the log has what was decided and why, and nothing that is empty."""
-    assert describe(decision) == told
+    """Whatever the facts, nothing is decided that may not be done, and a word is not overruled."""
+    interrupted = operation(*steps, removal=removal, undoes=undoes)
+    decided = decide(interrupted, facts(policy, seen, word, can_undo=can_undo))
+    began_once = [step for step in steps if step.kind is StepKind.ONCE]
+    if isinstance(decided, Retry):
+        assert not began_once
+    if isinstance(decided, RollBack):
+        assert can_undo
+        assert not undoes
+    if isinstance(decided, RollForward) and any(not step.done for step in began_once):
+        assert isinstance(word, RollForward)
+    if word is not None:
+        assert decided == word or isinstance(decided, Hold)
+    if isinstance(decided, Complete) and word is None:
+        assert seen is Observed.AS_DESIRED
+        assert not removal
+        assert not undoes

@@ -1,0 +1,105 @@
+"""The program of the kill suite: ``actor.py ROOT NAME ACTION``, run by Exec and File keys.
+
+It has one effect, the file ROOT/values/NAME, and notes in ROOT/effects when it begins and when it
+has ended: whole lines, durable. It holds a lock while it is at work, and notes a clash where
+another one holds it: at most one actor a key.
+"""
+
+# Without pathlib, which takes longer than everything else here: programs are started often.
+# ruff: noqa: PTH104, PTH123
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+ROOT, NAME, ACTION = sys.argv[1:4]
+VALUE = f"{ROOT}/values/{NAME}"
+WANT = os.environ.get("WANT", "-")
+OPERATION = os.environ.get("RECONCILED_OPERATION", "-")
+ATTEMPT = os.environ.get("RECONCILED_ATTEMPT", "0")
+STEPS = ("one", "two", "three")
+
+
+def note(what: str) -> None:
+    """One line."""
+    file = os.open(f"{ROOT}/effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    line = f"{what} {NAME} {ACTION} {OPERATION} {ATTEMPT} {WANT} {os.getpid()}\n"
+    os.write(file, line.encode())
+    os.fsync(file)
+    os.close(file)
+    sync(ROOT)
+
+
+def sync(directory: str) -> None:
+    """Make the names in it durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def value() -> str:
+    """What is there."""
+    try:
+        with open(VALUE) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def take_effect(text: str) -> None:
+    """Replace the value, durably."""
+    new = f"{VALUE}.{os.getpid()}"
+    with open(new, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(new, VALUE)
+    sync(f"{ROOT}/values")
+
+
+def work() -> int:
+    """What apply, rollback and after do."""
+    time.sleep(0.02)  # so that a kill may come while it is at work; nobody waits for it
+    if ACTION == "rollback":
+        take_effect("rolled back")
+    elif ACTION == "steps":
+        reached = os.environ.get("RECONCILED_STEP", "")
+        done = STEPS.index(reached) + 1 if reached in STEPS else 0
+        for step in STEPS[done:]:
+            note(f"step:{step}")
+            if subprocess.run(["reconciled", "step", step], check=False).returncode:
+                return 1
+        take_effect(WANT)
+    elif ACTION == "after":
+        with open(f"{ROOT}/page.txt") as page:
+            take_effect(page.read())
+    else:
+        take_effect(WANT)
+    return 0
+
+
+def main() -> int:
+    """See the module."""
+    if ACTION == "check":
+        return 0 if value() == WANT else 1
+    if ACTION == "recover":
+        # Settled, or: once more. It never began, or it would have gone on to its end.
+        return 0 if value() == WANT else 10
+    lock = os.open(f"{ROOT}/locks/{NAME}", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        note("clash")
+        return 1
+    note("begin")
+    code = work()
+    note("end")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""What the daemon of the kill suite looks after, and the rules that hold whenever it is killed.
+
+1. Each life of the daemon gets a new generation of the declared: there is new work beside what
+   has to be recovered.
+2. What happened is read from what the effects themselves left behind, never from the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import yaml
+from harness import LOOK, Daemon, Limits, Site
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "config/examples/release/plugins/release.py"
+# Converging takes some starts of programs, on a machine with other things to do.
+PATIENCE = 40.0
+# What only its policy may leave held: nothing can tell whether its program did what it should.
+MAY_BE_HELD = frozenset({"x/once", "x/plain"})
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "checked": {"check": True},
+    "plain": {},
+    "critical": {"check": True, "critical": {"budget": "5s"}},
+    "once": {"once": True, "critical": {"budget": "5s"}},
+    "sure": {"once": True, "critical": {"budget": "5s"}, "recover": True},
+    "steps": {"check": True, "critical": {"budget": "5s"}, "apply": "steps"},
+}
+
+
+@attrs.frozen
+class Effect:
+    """One line of the log of effects."""
+
+    what: str
+    name: str
+    action: str
+    operation: str
+    attempt: int
+    want: str
+    pid: int
+
+
+@attrs.define(eq=False)
+class World:
+    """A site with keys of all kinds, and their effects."""
+
+    site: Site
+    generation: int = attrs.field(default=0, init=False)
+    keys: frozenset[str] = attrs.field(factory=frozenset)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("values", "locks"):
+            (self.root / name).mkdir()
+        for plugin in (EXAMPLE, HERE / "gate.py"):
+            self.site.plugin(plugin.stem, plugin.read_text())
+        for name in ("x", "b", "f", "r", "g"):
+            (self.site.resources / name).mkdir(mode=0o755)
+        self.configure()
+
+    @property
+    def root(self) -> Path:
+        """Where everything is."""
+        return self.site.root
+
+    def configure(self, **changes: Any) -> None:
+        """Write the configuration; *changes* go to each controller."""
+        fast = {"retry": {"initial": "50ms", "max": "200ms"}, "max_recoveries": 16} | changes
+        reconcilers = {
+            "x": {"reconciler": "exec"},
+            "b": {"reconciler": "exec", "interrupted": "roll-back"},
+            "f": {"reconciler": "file", "options": {"root": str(self.root)}},
+            "r": {"reconciler": "release:ReleaseReconciler"},
+            "g": {"reconciler": "gate:GateReconciler"},
+        }
+        controllers = {
+            name: each | fast | {"watch": [{"directory": f"resources/{name}"}]}
+            for name, each in reconcilers.items()
+        }
+        self.site.configure(Limits(drain=5, critical=60, cleanup=2), controllers=controllers)
+
+    # -- what is declared --------------------------------------------------------
+
+    def want(self, name: str) -> str:
+        """What is desired of *name* now."""
+        return f"{name}-{self.generation}"
+
+    def declare(self) -> None:
+        """A new generation of everything."""
+        self.generation += 1
+        for name, spec in PROGRAMS.items():
+            self._declare("x", name, "Exec", self._program(name, **spec))
+        self._declare("b", "undone", "Exec", self._program("undone", check=True, rollback=True))
+        page = {
+            "path": "page.txt",
+            "content": self.want("page"),
+            "mode": "0644",
+            "after": self._actor("page", "after"),
+        }
+        self._declare("f", "page", "File", page)
+        release = {
+            "version": str(self.generation),
+            "text": self.want("shop"),
+            "page": str(self.root / "values/shop"),
+            "news": str(self.root / "news"),
+        }
+        self._declare("r", "shop", "Release", release)
+
+    def _declare(self, controller: str, name: str, kind: str, spec: dict[str, Any]) -> None:
+        if self.keys and f"{controller}/{name}" not in self.keys:
+            return
+        manifest = {"kind": kind, "metadata": {"name": name}, "spec": spec}
+        path = self.site.resources / controller / f"{name}.yaml"
+        self.site.write(path, yaml.safe_dump(manifest))
+
+    def _actor(self, name: str, action: str) -> list[str]:
+        actor = str(HERE / "actor.py")
+        return [sys.executable, "-I", "-S", "-E", actor, str(self.root), name, action]
+
+    def _program(self, name: str, apply: str = "apply", **spec: Any) -> dict[str, Any]:
+        own = {
+            action: self._actor(name, action)
+            for action in ("check", "recover", "rollback")
+            if spec.pop(action, False)
+        }
+        told = {"environment": {"WANT": self.want(name)}}
+        return {"apply": self._actor(name, apply), **own, **spec, **told}
+
+    # -- lives ---------------------------------------------------------------------
+
+    def live(self) -> Daemon:
+        """Start the daemon with a new generation."""
+        self.declare()
+        return self.site.start()
+
+    def live_until(self, count: int) -> tuple[Daemon, str]:
+        """Start the daemon, have it killed at its system call number *count*; which one it was.
+
+        Where it makes fewer, it is killed when everything is as desired.
+        """
+        self.declare()
+        number = len(self.site.daemons)
+        gate, report = self.root / f"gate-{number}", self.root / f"calls-{number}"
+        os.mkfifo(gate)
+        daemon = self.site.start(wrapper=["env", f"KILLS_GATE={gate}"])
+        tracer = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(HERE / "tracer.py"), str(daemon.pid), str(count),
+             str(report), str(gate)],
+        )  # fmt: skip
+        try:
+            self.wait_for(daemon, lambda: not daemon.alive)
+            if daemon.alive:
+                daemon.send(signal.SIGKILL)
+            assert tracer.wait(PATIENCE) == 0
+        finally:
+            tracer.kill()
+        calls = report.read_text().splitlines()
+        return daemon, calls[-1] if len(calls) == count else f"none of {len(calls)}"
+
+    def wait_for(self, daemon: Daemon, over: Any = lambda: False) -> None:
+        """Wait until everything is as desired, or until *over*."""
+        give_up = time.monotonic() + PATIENCE
+        while not over():
+            missing = self.missing(daemon)
+            if not missing:
+                return
+            assert time.monotonic() < give_up, f"not as desired: {missing}\n{daemon}"
+            assert over() or daemon.alive, f"it ended\n{daemon}"
+            time.sleep(5 * LOOK)  # between two looks
+
+    def missing(self, daemon: Daemon) -> dict[str, str]:
+        """Values that are not as desired, but for keys that may be, and are, held."""
+        held = {line["key"] for line in daemon.all("operation.held")} & MAY_BE_HELD
+        names = {"checked", "plain", "critical", "once", "sure", "steps", "undone", "page", "shop"}
+        if self.keys:
+            names &= {key.partition("/")[2] for key in self.keys}
+        wrong = {}
+        for name in sorted(names - {key.partition("/")[2] for key in held}):
+            found = ""
+            with contextlib.suppress(FileNotFoundError):
+                found = (self.root / "values" / name).read_text()
+            if found != self.want(name):
+                wrong[name] = found
+        return wrong
+
+    def effects(self) -> list[Effect]:
+        """The log so far."""
+        try:
+            lines = (self.root / "effects").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [
+            Effect(what, name, action, operation, int(attempt), want, int(pid))
+            for what, name, action, operation, attempt, want, pid in map(str.split, lines)
+        ]
+
+    # -- the rules -------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """One last start: everything becomes as desired, and every rule holds."""
+        daemon = self.site.start()
+        self.wait_for(daemon)
+        # A stop waits for what is critical, and so for outcomes that are on their way.
+        stopped = daemon.stop(within=PATIENCE)
+        assert stopped.code == 0, f"{stopped}\n{daemon}"
+        assert stopped.report["interrupted"] == [], daemon
+        assert daemon.left() == []
+        self.check()
+
+    def check(self) -> None:
+        """What holds after a clean stop, whatever happened before."""
+        self.check_effects()
+        held = self._held()
+        assert {each["key"] for each in held} <= MAY_BE_HELD, held
+        planned = self.site.verb("plan", "--json")
+        assert planned.returncode in (0, 1), planned.stderr
+        changing = {each["key"] for each in yaml.safe_load(planned.stdout) if each["changes"]}
+        assert changing <= {each["key"] for each in held}, planned.stdout
+        left = list(self.root.rglob(".*reconciled-*"))
+        assert left == []
+
+    def _held(self) -> list[dict[str, Any]]:
+        listed = self.site.verb("journal", "list", "--json")
+        assert listed.returncode == 0, listed.stderr
+        data = yaml.safe_load(listed.stdout)
+        opened: list[dict[str, Any]] = [each for each in data if not each.get("ended")]
+        assert [each for each in opened if not each["hold"]] == []
+        return opened
+
+    def check_effects(self) -> None:
+        """At most one actor a key, and nothing that runs once ran twice."""
+        effects = self.effects()
+        assert [each for each in effects if each.what == "clash"] == []
+        began = Counter(
+            each.operation
+            for each in effects
+            if each.what == "begin" and each.name in ("once", "sure") and each.action == "apply"
+        )
+        assert [operation for operation, times in began.items() if times > 1] == []
+        news = self.root / "news"
+        told = Counter(news.read_text().splitlines()) if news.exists() else Counter()
+        assert [line for line, times in told.items() if times > 1] == []
+        self.check_turns(effects)
+
+    def check_turns(self, effects: list[Effect]) -> None:
+        """Between a begin and its end nobody else acts on that key."""
+        acting: dict[str, Effect] = {}
+        for each in effects:
+            if each.what == "begin":
+                acting[each.name] = each
+            elif each.what == "end":
+                assert acting[each.name].pid == each.pid, (acting[each.name], each)
+
+
+def world_in(root: Path) -> Iterator[World]:
+    """A world, and its end: for the fixture."""
+    site = Site(root)
+    try:
+        yield World(site)
+    finally:
+        site.close()
