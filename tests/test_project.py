@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import attrs
 import pytest
 
-from reconciled.cli.main import NOT_BUILT, VERBS
+from reconciled.cli.main import NOT_BUILT, VERBS, _parsed
 from reconciled.config import controllers, model
 from reconciled.config.load import load
 from reconciled.reconcilers import exec as exec_module
@@ -171,6 +172,83 @@ def test_what_the_tutorial_shows_works(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout
     assert " passed" in ran.stdout
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """What docs/reconcilers.md shows for steps, as files."""
+    place = tmp_path / "image"
+    assert len(written_files(ROOT / "docs/reconcilers.md", "/tmp/image", place)) == 2
+    (place / "source").write_text("1")
+    return place
+
+
+@pytest.mark.processes
+def test_the_program_with_steps_works(image: Path) -> None:
+    """The program that docs/reconcilers.md shows makes the image so, once for each change."""
+    configuration = image / "reconciled.yaml"
+    configuration.write_text(
+        "state: state\ncontrollers: {c: {reconciler: exec, watch: [{directory: resources}]}}\n"
+    )
+    make_trusted(image)
+    for count, text in enumerate(("1", "2"), 1):
+        (image / "source").write_text(text)
+        for _ in range(2):
+            ran = reconciled("--config", configuration, "run", "--once")
+            assert ran.returncode == 0, ran.stderr
+        assert (image / "image").read_text() == text
+        assert len((image / "news").read_text().splitlines()) == count
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("done", ["", "copied", "switched", "announced"])
+def test_the_program_with_steps_goes_on(image: Path, done: str) -> None:
+    """It begins behind the last step, and may be killed between a step and its note."""
+    noted = image / "noted"
+    (image / "reconciled").write_text(f'#!/bin/sh\necho "$2" >> "{noted}"\n')
+    (image / "reconciled").chmod(0o755)
+    environment = {"PATH": f"{image}:{os.environ['PATH']}", "RECONCILED_OPERATION": "ID"}
+    if done:
+        # Nothing but the note is missing, or not even that.
+        (image / "image").write_text("1")
+        (image / "news").write_text("a new image (ID)\n")
+    arguments = ["sh", "apply"]
+    environment["RECONCILED_STEP"] = done
+    ran = subprocess.run(arguments, cwd=image, env=environment, timeout=60, check=False)
+    assert ran.returncode == 0
+    steps = ["copied", "switched", "announced"]
+    rest = steps[steps.index(done) + 1 :] if done else steps
+    assert (noted.read_text().splitlines() if noted.exists() else []) == rest
+    assert (image / "image").read_text() == "1"
+    assert (image / "news").read_text() == "a new image (ID)\n"
+
+
+def commands_in_documents() -> Iterator[tuple[str, list[str]]]:
+    """Each ``reconciled …`` in a block of a document that is for a shell, and where it stands."""
+    for document in DOCUMENTS:
+        for block in re.findall(
+            r"^```sh\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            for line in block.splitlines():
+                for command in re.split(r"&&|\|\|", line):
+                    words = shlex.split(command, comments=True)
+                    if words[:1] == ["reconciled"]:
+                        yield f"{document.name}: {line}", words[1:]
+
+
+def test_commands_in_documents_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line takes every command that a document shows, and none is unbuilt."""
+    shown = list(commands_in_documents())
+    assert len(shown) > 10
+    wrong = []
+    for where, arguments in shown:
+        try:
+            parsed = _parsed(arguments)
+        except SystemExit:
+            wrong.append(f"{where}: {capsys.readouterr().err}")
+        else:
+            assert parsed.verb not in NOT_BUILT, where
+    assert wrong == []
 
 
 def events_in_code() -> set[str]:
