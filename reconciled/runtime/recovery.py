@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -211,18 +211,16 @@ class Recovery:
     async def _roll_forward(self, request: Run) -> Result:
         """The reconciler's own code, which re-enters the operation at the step it had reached."""
         reconciler = self.controller.reconciler
-        act = reconciler.reconcile
-        if request.removal:
-            act = getattr(reconciler, "remove", None)
-            if act is None:
-                # Never reconcile(): that would apply what has to go.
-                return await self._hold(core.Hold("it removes, and nothing here can remove it"))
+        act: Any = getattr(reconciler, "remove" if request.removal else "reconcile", None)
+        if act is None:
+            # Never reconcile() instead: that would apply what has to go.
+            return await self._hold(core.Hold("it removes, and nothing here can remove it"))
         try:
             result = checked(await act(request))
-        except BaseException as error:
+        except Exception as error:
             # A word of its own, so that the count of silent ends begins anew; else it stands.
-            if isinstance(error, Exception) and not is_interruption(error):
-                await self._spoke()
+            if not is_interruption(error):
+                await self._spoke()  # noqa: ASYNC120 - then the cancellation is what counts
             raise
         if result.outcome not in SUCCESSES:
             await self._spoke()
