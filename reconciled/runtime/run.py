@@ -192,9 +192,13 @@ class Run:
                 self._undoing = None
 
     def _owned(self) -> Owned | None:
-        """What the key owns from the first effect on: a kill after it must not orphan it."""
+        """What the key owns from the first effect on: a kill after it must not orphan it.
+
+        With the first effect of its removal the spec is not applied any more.
+        """
         store = self._host.store
-        if self.fingerprint in (store.fingerprint(self.key), store.begun(self.key)):
+        applied = None if self.removal else store.fingerprint(self.key)
+        if self.fingerprint in (applied, store.begun(self.key)):
             return None
         manifest = self.manifest
         return Owned(manifest.kind, dict(manifest.spec), manifest.fingerprint, str(self.base))
