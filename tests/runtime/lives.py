@@ -1,0 +1,223 @@
+"""Earlier lives of a daemon, and a reconciler that is asked what to do about what they left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import trio
+from rig import Act, Removing, Rig, Thing, key, rig, thing
+
+from reconciled.api import Decision, Observation, Request, Step, StepKind, done
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.machine import Machine
+from reconciled.journal.records import Ending, Hold, OperationRecord, StepState
+from reconciled.journal.store import Store
+from reconciled.runtime.adoption import settle_open
+from reconciled.runtime.pinned import pin
+
+Asked = tuple[str, str]
+
+
+class Actor(Removing):
+    """A script that can observe and recover; asked is what it was asked, in order."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.asked: list[Asked] = []
+        self.interrupted: list[Any] = []
+        self.looks: list[Any] = []  # answers of observe(), or exceptions; the last one stays
+        self.word: Any = None
+        self.on_ask: Callable[[str, str], None] = lambda _, __: None
+
+    def ask(self, what: str, name: str) -> None:
+        self.asked.append((what, name))
+        self.on_ask(what, name)
+
+    async def observe(self, request: Request[Thing]) -> Observation | None:
+        self.ask("observe", request.name)
+        await trio.lowlevel.checkpoint()
+        if not self.looks:
+            return None
+        answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        seen: Observation | None = answer
+        return seen
+
+    def recover(self, interrupted: Any, _: Observation | None) -> Decision | None:
+        self.ask("recover", interrupted.key.partition("/")[2])
+        self.interrupted.append(interrupted)
+        if isinstance(self.word, BaseException):
+            raise self.word
+        word: Decision | None = self.word
+        return word
+
+    async def reconcile(self, request: Request[Thing]) -> Any:
+        self.ask("reconcile", request.name)
+        return await super().reconcile(request)
+
+    async def remove(self, request: Request[Thing]) -> Any:
+        self.ask("remove", request.name)
+        return await super().remove(request)
+
+    def of(self, name: str) -> list[str]:
+        """What it was asked about *name*."""
+        return [what for what, whose in self.asked if whose == name]
+
+
+class Undoing(Actor):
+    """One that can take steps back."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.undone: list[Step] = []
+        self.taking_back: Act | None = None
+
+    async def undo(self, request: Request[Thing], step: Step) -> None:
+        self.ask("undo", request.name)
+        self.undone.append(step)
+        if self.taking_back is not None:
+            await self.taking_back(step)
+
+
+@attrs.frozen
+class Left:
+    """An operation as a killed daemon leaves it. steps: (name, kind, done, data)."""
+
+    name: str = "a"
+    value: int = 1
+    operation: str = "apply"
+    steps: Iterable[tuple[str, str, bool, Any]] = ()
+    removal: bool = False
+    recoveries: int = 0
+    hold: Hold | None = None
+    machine: Machine | None = None
+    kind: str = "Thing"
+    undoable: bool = False
+
+
+def opened(tmp_path: Path) -> Store:
+    """The store of a daemon whose state lies in *tmp_path*."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    return Store.open(state)
+
+
+async def earlier(
+    tmp_path: Path,
+    act: Callable[[Store, DurableOperations], Awaitable[Any]],
+    machine: Machine | None = None,
+) -> Any:
+    """What *act* gives, done in an earlier life of the daemon, on *machine*."""
+    store = opened(tmp_path)
+    operations = DurableOperations.over(store, machine=machine)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        given = await act(store, operations)
+        nursery.cancel_scope.cancel(reason="that life is over")
+    return given
+
+
+async def leave(tmp_path: Path, **fields: Any) -> str:
+    """Leave such an operation; its id."""
+    left = Left(**fields)
+
+    async def act(__: Store, operations: DurableOperations) -> str:
+        pinned = pin(thing(left.name, left.value), removal=left.removal)
+        record = await operations.begin(
+            key(left.name), left.operation, pinned | {"kind": left.kind}
+        )
+        for step, kind, is_done, data in left.steps:
+            await operations.started(record.id, step, kind, undoable=left.undoable)
+            if is_done:
+                await operations.done(record.id, step, kind, data)
+        await operations.keep(record.id)
+        for _ in range(left.recoveries):
+            await operations.count(record.id)
+        if left.hold is not None:
+            await operations.hold(record.id, left.hold)
+        return record.id
+
+    identity: str = await earlier(tmp_path, act, left.machine)
+    return identity
+
+
+@asynccontextmanager
+async def revived(
+    tmp_path: Path,
+    script: Actor,
+    *,
+    policy: Literal["roll-forward", "roll-back", "hold"] = "roll-forward",
+    cap: int = 3,
+    **options: Any,
+) -> AsyncIterator[Rig]:
+    """A rig that finds what earlier lives left: its queue has it before any source has spoken."""
+    async with rig(tmp_path, script, **options) as made:
+        made.controller.config = attrs.evolve(
+            made.controller.config, interrupted=policy, max_recoveries=cap
+        )
+        settle_open(made.controller, trio.current_time())
+        yield made
+
+
+def operate(
+    *steps: str, name: str = "apply", seen: list[Any] | None = None, **fails: BaseException
+) -> Act:
+    """An act that opens *name* and does *steps* (``name`` or ``name:kind``), each as its data.
+
+    A step named in *fails* raises that instead. seen collects (id, attempt, spec) and the data.
+    """
+
+    async def act(request: Any) -> Any:
+        async with request.operation(name) as operation:
+            if seen is not None:
+                seen.append((operation.id, operation.attempt, request.spec.value))
+            for each in steps:
+                step, _, kind = each.partition(":")
+
+                async def function(step: str = step) -> str:
+                    await trio.lowlevel.checkpoint()
+                    if step in fails:
+                        raise fails[step]
+                    return f"new {step}"
+
+                data = await operation.step(step, function, kind=StepKind(kind or "idempotent"))
+                if seen is not None:
+                    seen.append(data)
+        return done()
+
+    return act
+
+
+async def past_of(made: Rig, operation: str) -> OperationRecord | None:
+    """The operation *operation*, if it is over."""
+    past = await made.host.operations.log.past(1, operation)
+    return past.records[0] if past.records else None
+
+
+async def ending_of(made: Rig, operation: str) -> Ending | None:
+    """How it ended; None: it is open, or nobody knows it."""
+    record = await past_of(made, operation)
+    return None if record is None else record.ending
+
+
+def consistent(made: Rig) -> None:
+    """The mirror and the disk agree on what is open, and each key has its one operation."""
+    log = made.host.operations.log
+    assert log.pending == ()
+    open_ = {record.key: record for record in log.open()}
+    assert log._mirror._by_key.keys() == open_.keys()
+    on_disk = {record.key: record for record in made.host.store.open_operations()}
+    assert on_disk.keys() == open_.keys()
+    for each, record in open_.items():
+        # A step that was started and may be run again need not be on the disk.
+        steps = on_disk[each].steps
+        assert steps == tuple(step for step in record.steps if step in steps)
+        assert all(step in steps for step in record.steps if step.state is StepState.DONE)
+        assert attrs.evolve(on_disk[each], steps=record.steps) == record
+    for each, record in open_.items():
+        assert log.open_of(each) == record
