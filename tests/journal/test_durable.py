@@ -132,7 +132,7 @@ async def test_one_open_operation_a_key(tmp_path: Path) -> None:
             await operations.begin(KEY, "apply", {})
         await nursery.start(made.store.run)
         await trio.testing.wait_all_tasks_blocked()
-        while not operations.open():
+        while not operations.open():  # noqa: ASYNC110 - a thread brings it
             await trio.lowlevel.checkpoint()
         (record,) = operations.open()
         with pytest.raises(OperationOpen):
@@ -250,7 +250,7 @@ async def test_a_begin_that_was_cancelled_leaves_nothing_open(tmp_path: Path) ->
             await made.operations.begin(KEY, "apply", {})
         assert made.operations.open_of(KEY) is not None
         await nursery.start(made.store.run)
-        while made.operations.open_of(KEY) is not None:
+        while made.operations.open_of(KEY) is not None:  # noqa: ASYNC110 - a thread brings it
             await trio.lowlevel.checkpoint()
         (past,) = (await made.operations.past()).records
         assert past.ending is Ending.ABANDONED
@@ -269,7 +269,7 @@ async def test_an_end_that_was_cancelled_is_pending_until_it_is_durable(tmp_path
             await made.operations.begin(KEY, "apply", {})
         with pytest.raises(OperationUnknown):
             await made.operations.hold(record.id, HOLD)
-        while made.operations.pending:
+        while made.operations.pending:  # noqa: ASYNC110 - a thread brings it
             await trio.lowlevel.checkpoint()
         assert made.on_disk(record.id) is None
 

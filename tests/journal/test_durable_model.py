@@ -110,14 +110,14 @@ class Journal(RuleBasedStateMachine):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 try:
-                    return await call(*arguments, **named)
+                    return await call(*arguments, **named)  # noqa: ASYNC121 - the writer is cancelled below
                 finally:
                     nursery.cancel_scope.cancel(reason="done")
 
         try:
             return trio.run(main)
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+            raise group.exceptions[0] from None  # noqa: ASYNC123 - the rule's own error
         finally:
             self.commits = self.store.commits - before
             if not self.commits:
