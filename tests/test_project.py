@@ -150,6 +150,14 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=names(DOCUMENTS))
+def test_tests_that_are_cited_exist(document: Path) -> None:
+    """A test that a document names is there; ``…`` stands for the rest of a name."""
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    cited = re.findall(r"`(test_\w+)(…?)`", document.read_text())
+    assert [n for n, rest in cited if f"def {n}{'' if rest else '('}" not in sources] == []
+
+
 def headings(document: Path) -> set[str]:
     """The anchors of *document*."""
     titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
