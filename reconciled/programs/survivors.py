@@ -26,6 +26,7 @@ from reconciled.programs.processes import Process, everybody, look_up
 from reconciled.programs.records import (
     Assignment,
     ChildRecord,
+    Damaged,
     EndRecord,
     Identity,
     boot_id,
@@ -147,11 +148,18 @@ class Survivor:
 
     def leftovers(self) -> list[Process]:
         """Who lives in the group of a program that is gone, where no small parent ends them."""
-        if _lives(self._program) or _lives(self._parent) or not self._here or self.end is not None:
+        if _lives(self._program) or _lives(self._parent) or not self._here or self._has_end():
             return []
         mark = f"RECONCILED_OPERATION={self.directory.name}".encode()
         group = self.record.program.pid
         return [p for p in everybody() if p.group == group and p.alive and mark in _environment(p)]
+
+    def _has_end(self) -> bool:
+        """Whether an end is recorded; one that cannot be read says nothing about who is left."""
+        try:
+            return self.end is not None
+        except (Damaged, OSError):
+            return False
 
     def note_end(self, number: int) -> None:
         """Record that ``reap`` ended it by signal *number*, unless its end is recorded.

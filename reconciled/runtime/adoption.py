@@ -1,8 +1,8 @@
 """Adoption: a program that outlived its daemon is waited for, never raced.
 
 It counts as critical work in a stop, with what is left of its own budget, and holds no
-concurrency slot: its key is not queued before it has ended. An ordinary one is ended at once,
-and after a reboot there is nothing to wait for.
+concurrency slot: its key is not queued before it has ended, even if it cannot be killed. An
+ordinary one is ended at once, and after a reboot there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -74,6 +74,12 @@ class Adoptions:
                 if survivor.alive:
                     async with work.cleanup("end of an adopted program"):
                         await survivor.end_at_once(term=controller.stop.limits.cleanup / 2)
+                if survivor.alive:
+                    log.error("program.stuck", pid=pid, reason="it survives SIGKILL")
+                    await survivor.wait()
+        except (Damaged, OSError) as error:
+            # It is over, and recovery reads the same.
+            log.error("program.unknown", reason=str(error))
         finally:
             del self._waiting[record.key]
             survivor.close()
