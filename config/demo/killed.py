@@ -37,6 +37,11 @@ class Killed(Scene):
     def killed(self) -> None:
         """SIGKILL, with three operations half-done."""
         self.title("SIGKILL, in the middle of three operations with three steps each")
+        say(
+            "  A plugin deploys three sites, each as an operation. Of its steps the first only reads,"
+        )
+        say("  the second may run twice, and the third must not.")
+        say("  $ cd deploys")
         self.grep(r"request\.operation|operation\.step", "plugins/deploy.py")
         self.show("resources/shop.yaml")
         daemon = self.start()
@@ -44,6 +49,7 @@ class Killed(Scene):
         wait_for("the forum is announced", lambda: MAIL in content(self.mails))
         for name in ("shop", "wiki"):
             wait_for(f"{name} is half unpacked", (self.directory / name / "2.0/index").exists)
+        say("  Two are half unpacked now, the third waits for an answer to its announcement.")
         say(f"  $ kill -KILL {daemon.process.pid}")
         daemon.process.send_signal(signal.SIGKILL)
         expect("the daemon is dead", holds=daemon.process.wait(PATIENCE) == -signal.SIGKILL)
