@@ -87,8 +87,13 @@ def main() -> int:
     if ACTION == "check":
         return 0 if value() == WANT else 1
     if ACTION == "recover":
-        # Settled, or: once more. It never began, or it would have gone on to its end.
-        return 0 if value() == WANT else 10
+        if value() == WANT:
+            return 0
+        # Begun and not at its end: a power cut. Nobody knows, so a person has to look.
+        with open(f"{ROOT}/effects", "a+") as effects:
+            effects.seek(0)
+            began = f"begin {NAME} apply {OPERATION} " in effects.read()
+        return 12 if began else 10
     lock = os.open(f"{ROOT}/locks/{NAME}", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -58,6 +58,7 @@ class World:
     site: Site
     generation: int = attrs.field(default=0, init=False)
     keys: frozenset[str] = attrs.field(factory=frozenset)
+    may_be_held: frozenset[str] = MAY_BE_HELD
 
     def __attrs_post_init__(self) -> None:
         for name in ("values", "locks"):
@@ -180,7 +181,7 @@ class World:
 
     def missing(self, daemon: Daemon) -> dict[str, str]:
         """Values that are not as desired, but for keys that may be, and are, held."""
-        held = {line["key"] for line in daemon.all("operation.held")} & MAY_BE_HELD
+        held = {line["key"] for line in daemon.all("operation.held")} & self.may_be_held
         names = {"checked", "plain", "critical", "once", "sure", "steps", "undone", "page", "shop"}
         if self.keys:
             names &= {key.partition("/")[2] for key in self.keys}
@@ -221,7 +222,7 @@ class World:
         """What holds after a clean stop, whatever happened before."""
         self.check_effects()
         held = self._held()
-        assert {each["key"] for each in held} <= MAY_BE_HELD, held
+        assert {each["key"] for each in held} <= self.may_be_held, held
         planned = self.site.verb("plan", "--json")
         assert planned.returncode in (0, 1), planned.stderr
         changing = {each["key"] for each in yaml.safe_load(planned.stdout) if each["changes"]}
