@@ -37,9 +37,7 @@ class Killed(Scene):
     def killed(self) -> None:
         """SIGKILL, with three operations half-done."""
         self.title("SIGKILL, in the middle of three operations with three steps each")
-        say(
-            "  A plugin deploys three sites, each as an operation. Of its steps the first only reads,"
-        )
+        say("  A plugin deploys three sites, each as an operation. Its first step only reads,")
         say("  the second may run twice, and the third must not.")
         say("  $ cd deploys")
         self.grep(r"request\.operation|operation\.step", "plugins/deploy.py")
