@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -344,3 +345,13 @@ def test_built_in_reconcilers_use_what_plugins_may() -> None:
         )
     }
     assert wrong == {}
+
+
+def test_helpers_of_the_tests_have_names_of_their_own() -> None:
+    """Test folders are no packages: of two helper modules with one name only one is importable."""
+    names = Counter(
+        path.name
+        for path in (ROOT / "tests").rglob("*.py")
+        if not path.name.startswith("test_") and path.name != "conftest.py"
+    )
+    assert [name for name, count in names.items() if count > 1] == []

@@ -11,7 +11,7 @@ import pytest
 import trio
 from rig import thing
 from trio.testing import MockClock
-from world import World
+from household import World
 
 from reconciled.api import Result, done
 from reconciled.core.resources import Key

@@ -9,7 +9,7 @@ import pytest
 import trio
 from rig import thing
 from trio.testing import MockClock
-from world import World
+from household import World
 
 from reconciled.api import Result, after, done, retry, terminal
 from reconciled.core.sources import Unavailable

@@ -14,7 +14,7 @@ import pytest
 import trio
 from rig import thing
 from trio.testing import MockClock
-from world import PLUGIN, World
+from household import PLUGIN, World
 
 from reconciled.api import Result, done, retry, terminal
 from reconciled.core.stages import Stage

@@ -32,7 +32,7 @@ from reconciled.runtime.start import _once_code
 
 PLUGIN = """
 import attrs
-from world import World
+from household import World
 from reconciled.api import Reconciler
 
 @attrs.frozen
