@@ -52,6 +52,8 @@ _SECTIONS: dict[str, Any] = {
     "control": ControlConfig,
     "plugins": PluginsConfig,
 }
+# Where nothing is said of it; a directory that is not there is no fault.
+_INCLUDED = ("conf.d/*.yaml",)
 _KEYS = (*_SECTIONS, "include", "controllers")
 
 
@@ -156,7 +158,10 @@ class _Loading:
         """The files that ``include`` names, each once, in the order of their names."""
         try:
             patterns = self.structurer.structure(
-                tuple[str, ...], main.data.get("include", []), main.positions, ("include",)
+                tuple[str, ...],
+                main.data.get("include", [*_INCLUDED]),
+                main.positions,
+                ("include",),
             )
         except Invalid as exc:
             self.problems += exc.problems

@@ -224,6 +224,14 @@ def test_c13_all_problems_of_all_files(tmp_path: Path) -> None:
     ]
 
 
+def test_conf_d_is_included_where_nothing_is_said(tmp_path: Path) -> None:
+    """Without ``include`` the files of conf.d are taken; ``[]`` leaves them out."""
+    (tmp_path / "conf.d").mkdir()
+    write(tmp_path / "conf.d" / "more.yaml", "log: {level: warning}\n")
+    assert config(tmp_path, MINIMAL).log.level == "warning"
+    assert config(tmp_path, "include: []\n" + MINIMAL).log.level == "info"
+
+
 def test_included_files_are_one_configuration(tmp_path: Path) -> None:
     """Sections and controllers may stand in any file, and paths start at their own file."""
     write(tmp_path / "conf.d/a.yaml", "log: {level: debug}\nplugins: {directories: [p]}\n")
