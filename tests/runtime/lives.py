@@ -11,7 +11,7 @@ import attrs
 import trio
 from rig import Act, Removing, Rig, Thing, key, rig, thing
 
-from reconciled.api import Decision, Observation, Request, Step, StepKind, done
+from reconciled.api import Decision, Observation, Observed, Request, Step, StepKind, done
 from reconciled.journal.durable import DurableOperations
 from reconciled.journal.machine import Machine
 from reconciled.journal.records import Ending, Hold, OperationRecord, StepState
@@ -20,6 +20,16 @@ from reconciled.runtime.adoption import settle_open
 from reconciled.runtime.pinned import pin
 
 Asked = tuple[str, str]
+
+AS_DESIRED = Observation(Observed.AS_DESIRED, "it is there")
+DIFFERENT = Observation(Observed.DIFFERENT, "it is not")
+UNKNOWN = Observation(Observed.UNKNOWN, "no route")
+STEPS = [
+    ("look", "pure", True, None),
+    ("one", "idempotent", True, 1),
+    ("pay", "once", True, 2),
+    ("two", "idempotent", False, None),
+]
 
 
 class Actor(Removing):
@@ -221,3 +231,35 @@ def consistent(made: Rig) -> None:
         assert attrs.evolve(on_disk[each], steps=record.steps) == record
     for each, record in open_.items():
         assert log.open_of(each) == record
+
+
+def open_record(made: Rig, name: str = "a") -> OperationRecord:
+    record = made.host.operations.log.open_of(key(name))
+    assert record is not None
+    return record
+
+
+def held(made: Rig, name: str = "a") -> Hold:
+    """How the key is held: in the journal, in the queue and in the log."""
+    consistent(made)
+    hold = open_record(made, name).hold
+    assert hold is not None
+    assert made.standing(name) == "terminal"
+    return hold
+
+
+async def own(tmp_path: Path, name: str = "a", value: int = 1) -> None:
+    """Let an earlier life have applied it."""
+
+    async def act(store: Store, _: DurableOperations) -> None:
+        manifest = thing(name, value)
+        await store.remember(
+            key(name), "Thing", manifest.spec, manifest.fingerprint, base="/m", complete=True
+        )
+
+    await earlier(tmp_path, act)
+
+
+def read_only(made: Rig, *, on: bool) -> None:
+    """Let the store refuse to be written, by SQLite's own word."""
+    made.host.store.writer.connection.execute(f"PRAGMA query_only={'ON' if on else 'OFF'}").close()

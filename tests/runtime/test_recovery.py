@@ -1,4 +1,4 @@
-"""Recovery as runs do it: what comes first, what is counted, what is decided and carried out."""
+"""Recovery as runs do it: what comes first, what is counted, what is decided."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -6,29 +6,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import trio
 from lives import (
+    AS_DESIRED,
+    DIFFERENT,
+    UNKNOWN,
     Actor,
     Undoing,
     consistent,
-    earlier,
     ending_of,
+    held,
     leave,
+    open_record,
     operate,
     past_of,
     revived,
 )
-from rig import Rig, Script, key, rig, thing, unavailable
+from rig import Script, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import (
     Abandon,
-    Complete,
     Hold,
     Observation,
-    Observed,
     ProgramFailed,
     Result,
     Retry,
@@ -36,39 +37,16 @@ from reconciled.api import (
     RollForward,
     Wait,
     done,
-    retry,
 )
 from reconciled.core.jobs import Priority
 from reconciled.journal import records
-from reconciled.journal.durable import DurableOperations
 from reconciled.journal.machine import Machine
-from reconciled.journal.records import Ending, OperationRecord, Resolution
-from reconciled.journal.store import Store
-from reconciled.runtime.adoption import settle_open
+from reconciled.journal.records import Ending, Resolution
 
-AS_DESIRED = Observation(Observed.AS_DESIRED, "it is there")
-DIFFERENT = Observation(Observed.DIFFERENT, "it is not")
-UNKNOWN = Observation(Observed.UNKNOWN, "no route")
 ONCE_STARTED = [("pay", "once", False, None)]
 ONCE_DONE = [("pay", "once", True, 7)]
 
-
-def open_record(made: Rig, name: str = "a") -> OperationRecord:
-    record = made.host.operations.log.open_of(key(name))
-    assert record is not None
-    return record
-
-
-def held(made: Rig, name: str = "a") -> records.Hold:
-    """How the key is held: in the journal, in the queue and in the log."""
-    consistent(made)
-    hold = open_record(made, name).hold
-    assert hold is not None
-    assert made.standing(name) == "terminal"
-    return hold
-
-
-# -- order and counting ------------------------------------------------------
+# -- order and counting ----------------------------------------------------------
 
 
 async def test_recovery_comes_first_and_delays_nobody(
@@ -144,7 +122,7 @@ async def test_the_undo_is_counted_before_it_runs(
     assert seen == [(identity, 1, 0), (identity, 2, 1)]
 
 
-# -- inputs, steps, identity -------------------------------------------------
+# -- inputs, steps, identity -----------------------------------------------------
 
 
 @pytest.mark.parametrize("declared", [2, None])
@@ -247,7 +225,7 @@ async def test_one_operation_within_another_is_refused(
         consistent(made)
 
 
-# -- ONCE --------------------------------------------------------------------
+# -- ONCE ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["roll-forward", "roll-back", "hold"])
@@ -298,7 +276,7 @@ async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: M
         assert script.ran == []
 
 
-# -- decisions ---------------------------------------------------------------
+# -- decisions -------------------------------------------------------------------
 
 
 async def test_recover_that_raises_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -478,406 +456,7 @@ async def test_unknown_that_turns_out_well(tmp_path: Path, autojump_clock: MockC
         assert await ending_of(made, identity) is Ending.COMPLETED
 
 
-# -- rolling back ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["policy", "word"])
-async def test_roll_back_without_undo_is_held(
-    tmp_path: Path, autojump_clock: MockClock, by: str
-) -> None:
-    """RollBack is a hold where nothing can undo, and --back is not among its commands."""
-    script = Actor()
-    await leave(tmp_path)
-    script.word = RollBack() if by == "word" else None
-    policy: Any = "roll-back" if by == "policy" else "hold"
-    async with revived(tmp_path, script, policy=policy) as made:
-        await made.settle()
-        assert "rolled back" in held(made).reason
-        (line,) = made.lines("operation.held")
-        assert not any("--back" in command for command in line["settle"])
-
-
-STEPS = [
-    ("look", "pure", True, None),
-    ("one", "idempotent", True, 1),
-    ("pay", "once", True, 2),
-    ("two", "idempotent", False, None),
-]
-
-
-async def test_undo_runs_newest_first(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """undo() gets each step but the PURE ones, newest first, with its data; both are linked."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        made.declare(thing("a", 2))
-        await made.settle()
-        told = [(step.name, step.done, step.data) for step in script.undone]
-        assert told == [("two", False, None), ("pay", True, 2), ("one", True, 1)]
-        record = await past_of(made, identity)
-        assert record is not None
-        assert record.ending is Ending.ROLLED_BACK
-        undoing = await past_of(made, record.undone_by)
-        assert undoing is not None
-        assert (undoing.undoes, undoing.ending) == (identity, Ending.DONE)
-        assert undoing.pinned["spec"] == {"value": 1}
-        # What is declared begins anew, after it.
-        assert [request.spec.value for request in script.requests] == [2]
-        assert made.host.store.fingerprint(key("a")) == thing("a", 2).fingerprint
-        consistent(made)
-
-
-async def test_nobody_of_the_undone_may_note_steps(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """A program that got away from an operation that is undone is refused its steps."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
-    directory = tmp_path / "state" / "operations" / identity
-    directory.mkdir(parents=True)
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
-        assert (directory / "attempt").read_text().strip() == "closed"
-
-
-async def test_an_interrupted_undo_goes_on(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """An interrupted undoing goes on where it was, whatever is observed, and is never undone."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
-    hang = [True]
-
-    async def taking_back(step: Any) -> None:
-        if step.name == "pay" and hang:
-            await trio.sleep_forever()
-
-    script.taking_back = taking_back
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
-        undoing = open_record(made)
-        assert undoing.undoes == identity
-        assert await ending_of(made, identity) is Ending.ROLLED_BACK
-    hang.clear()
-    script.looks = [AS_DESIRED]
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
-        assert [step.name for step in script.undone] == ["two", "pay", "pay", "one"]
-        assert await ending_of(made, undoing.id) is Ending.DONE
-        assert [view.undoes for view in script.interrupted] == ["", identity]
-        # Undone is undone: nothing of it counts as applied.
-        assert made.host.store.fingerprint(key("a")) is None
-        consistent(made)
-
-
-async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """RollBack for an undoing is a hold, and so is an undoing that nothing can carry out."""
-    script = Undoing()
-    await leave(tmp_path, steps=STEPS, undoable=True)
-
-    async def hang(_: Any) -> None:
-        await trio.sleep_forever()
-
-    script.taking_back = hang
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
-    script.word = RollBack()
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        hold = held(made)
-        assert "cannot be undone" in hold.reason
-        await made.host.operations.log.unhold(open_record(made).id)
-    without = Actor()
-    async with revived(tmp_path, without) as made:
-        await made.settle()
-        assert "nothing here can undo it" in held(made).reason
-        assert without.ran == []
-
-
-# -- removals ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("look", [AS_DESIRED, DIFFERENT, None])
-async def test_a_removal_goes_on_with_remove(
-    tmp_path: Path, autojump_clock: MockClock, look: Observation | None
-) -> None:
-    """A removal goes on with remove() in the same operation, also if observed as desired."""
-    script = Actor()
-    identity = await leave(tmp_path, operation="drop", removal=True)
-    seen: list[Any] = []
-    script.looks = [look]
-    script.removal = operate("one", name="drop", seen=seen)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert seen == [(identity, 2, 1), "new one"]
-        assert script.ran == []
-        assert await ending_of(made, identity) is Ending.DONE
-        consistent(made)
-
-
-async def own(tmp_path: Path, name: str = "a", value: int = 1) -> None:
-    """Let an earlier life have applied it."""
-
-    async def act(store: Store, _: DurableOperations) -> None:
-        manifest = thing(name, value)
-        await store.remember(
-            key(name), "Thing", manifest.spec, manifest.fingerprint, base="/m", complete=True
-        )
-
-    await earlier(tmp_path, act)
-
-
-@pytest.mark.parametrize("enters", [True, False])
-@pytest.mark.parametrize("declared", [True, False])
-async def test_what_was_removed_is_not_remembered_as_applied(
-    tmp_path: Path, autojump_clock: MockClock, *, enters: bool, declared: bool
-) -> None:
-    """After a recovered removal nothing counts as applied: declared again, it is applied anew."""
-    script = Actor()
-    await own(tmp_path)
-    identity = await leave(tmp_path, operation="drop", removal=True)
-    applied: list[str | None] = []
-
-    async def act(request: Any) -> Result:
-        applied.append(request.applied)
-        return done()
-
-    script.acts["a"] = act
-    if enters:
-        script.removal = operate("one", name="drop")
-    async with revived(tmp_path, script) as made:
-        made.declare(*([thing("a", 1)] if declared else []), thing("b"))
-        await made.settle()
-        ending = Ending.DONE if enters else Ending.COMPLETED
-        assert await ending_of(made, identity) is ending
-        assert applied == ([None] if declared else [])
-        if not declared:
-            assert made.traces("a") == []
-        consistent(made)
-
-
-async def test_what_began_to_be_removed_is_not_applied(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """From the first effect of a removal on the spec does not count as applied, but as owned."""
-    script = Actor()
-    await own(tmp_path)
-
-    async def hang(request: Any) -> Result:
-        async with request.operation("drop"):
-            await trio.sleep_forever()
-        return done()
-
-    script.removal = hang
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
-        assert made.host.store.fingerprint(key("a")) is None
-        assert made.host.store.begun(key("a")) == thing("a", 1).fingerprint
-    applied: list[str | None] = []
-
-    async def act(request: Any) -> Result:
-        applied.append(request.applied)
-        return done()
-
-    script.acts["a"] = act
-    script.word = Abandon("nobody knows")
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 1))
-        await made.settle()
-        assert applied == [None]
-
-
-async def test_a_completed_removal_is_a_removal(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Complete for a removal means that it is removed: the key is not remembered as applied."""
-    script = Actor()
-    identity = await leave(tmp_path, operation="drop", removal=True)
-    script.word = Complete("it is gone")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
-        assert made.host.store.all_keys() == set()
-        assert script.removals == []
-
-
-async def test_a_removal_that_nothing_can_do_is_held(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Where remove() left the reconciler a removal is held: it never applies what it removes."""
-    script = Actor()
-    await leave(tmp_path, operation="drop", removal=True)
-    script.remove = None  # type: ignore[assignment,method-assign]
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "remove" in held(made).reason
-        assert script.ran == []
-
-
-# -- the count and the cap ---------------------------------------------------
-
-
-async def test_a_pill_is_held_at_the_cap(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Attempts that end without a word are counted over starts, and held at the cap, not later."""
-    script = Actor()
-    await leave(tmp_path)
-
-    async def killed(_: Any) -> Result:
-        await trio.sleep_forever()
-        return done()
-
-    script.acts["a"] = killed
-    for number in (1, 2, 3):
-        async with revived(tmp_path, script, cap=3) as made:
-            await made.settle()
-            record = open_record(made)
-            assert (record.recoveries, record.attempt) == (number, number + 1)
-    async with revived(tmp_path, script, cap=3) as made:
-        await made.settle()
-        assert held(made).by_cap
-        assert "3 times" in held(made).reason
-    assert script.of("a").count("reconcile") == 3
-
-
-@pytest.mark.parametrize("way", ["error", "retry"])
-async def test_an_end_by_itself_resets_the_count(
-    tmp_path: Path, autojump_clock: MockClock, way: str
-) -> None:
-    """An attempt that ends by an error or a result of its own sets the count back."""
-    script = Actor()
-    identity = await leave(tmp_path, recoveries=2, steps=[("one", "idempotent", True, 1)])
-
-    async def act(request: Any) -> Result:
-        if way == "error":
-            raise OSError(5, "busy")
-        return retry("busy")
-
-    script.acts["a"] = act
-    async with revived(tmp_path, script, cap=3) as made:
-        await trio.sleep(120)
-        record = open_record(made)
-        assert record.id == identity
-        assert record.attempt > 5
-        assert (record.recoveries, record.hold) == (0, None)
-        consistent(made)
-
-
-async def test_an_end_from_outside_leaves_the_count(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """A program that was killed, or a critical part that was cut, is no word of its own."""
-    script = Actor()
-    await leave(tmp_path, steps=[("one", "idempotent", True, 1)])
-
-    async def cut(request: Any) -> Result:
-        async with request.operation("apply") as operation, operation.critical(budget=1.0):
-            await trio.sleep_forever()
-        return done()
-
-    script.acts["a"] = cut
-    async with revived(tmp_path, script, cap=2) as made:
-        await trio.sleep(120)
-        assert held(made).by_cap
-        assert script.of("a").count("reconcile") == 2
-
-
-def killing(made: Actor) -> None:
-    async def act(_: Any) -> Result:
-        await trio.sleep_forever()
-        return done()
-
-    made.acts["a"] = act
-
-
-async def test_a_hold_by_the_cap_outlives_a_start(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Another start with the same spec lifts no hold by the cap, whenever it was imposed."""
-    script = Actor()
-    await leave(tmp_path, recoveries=3)
-    for _ in range(3):
-        # Imposed, or found, before any source has spoken: the daemon may be killed each time.
-        async with revived(tmp_path, script) as made:
-            await made.settle()
-            assert held(made).by_cap
-            made.declare(thing("a", 1))
-            await made.settle()
-            assert held(made).by_cap
-    assert script.asked == []
-    assert len(made.lines("operation.held")) == 1
-
-
-async def test_a_changed_spec_lifts_a_hold_by_the_cap(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Another spec lifts a hold by the cap, with a count that begins anew, and nothing else."""
-    script = Actor()
-    identity = await leave(tmp_path, recoveries=3)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 1))
-        await made.settle()
-        made.wish("a")
-        await made.settle()
-        assert held(made).by_cap
-    # In a later life too: the spec may change while nothing runs.
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert held(made).by_cap
-        killing(script)
-        made.declare(thing("a", 2))
-        await made.settle()
-        assert script.requests[0].spec.value == 1
-        record = open_record(made)
-        assert (record.id, record.recoveries, record.hold) == (identity, 1, None)
-
-
-async def test_a_source_that_cannot_be_read_lifts_no_hold(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """That a source cannot be read is no change of a spec (invariant 11); that one went is."""
-    script = Actor()
-    await leave(tmp_path, recoveries=3)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 1))
-        await made.settle()
-    async with revived(tmp_path, script) as made:
-        made.say(unavailable("it is not mounted"))
-        made.wish("a")
-        await made.settle()
-        assert held(made).by_cap
-        made.declare(thing("b"))
-        made.wish("a")
-        await made.settle()
-        assert script.of("a")[0] == "observe"
-
-
-async def test_changed_options_lift_a_hold_by_the_cap(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Other options of the controller lift a hold by the cap."""
-    script = Actor()
-    identity = await leave(tmp_path, recoveries=3)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 1))
-        await made.settle()
-        assert held(made).by_cap
-        made.controller.config = attrs.evolve(made.controller.config, options={"fast": True})
-        settle_open(made.controller, trio.current_time())
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
-
-
-async def test_other_holds_are_not_lifted(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A hold that was decided stays, whatever spec and options become."""
-    script = Actor()
-    await leave(tmp_path, hold=records.Hold("nobody knows", "decision", "", 1.0))
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 2))
-        made.controller.config = attrs.evolve(made.controller.config, options={"fast": True})
-        settle_open(made.controller, trio.current_time())
-        await made.settle()
-        assert not held(made).by_cap
-        assert script.asked == []
-
-
-# -- where nothing may be tried ----------------------------------------------
+# -- where nothing may be tried --------------------------------------------------
 
 
 async def test_another_kind_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -922,265 +501,3 @@ async def test_a_foreign_machine_is_held(
         made.wish("a")
         await made.settle()
         assert await ending_of(made, identity) is Ending.COMPLETED
-
-
-# -- operations that lose their actor in a living daemon ----------------------
-
-
-async def test_an_error_before_any_step_closes_it(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """An error before any step closes it as failed; the retry is a new one with a new id."""
-    script = Actor()
-    seen: list[Any] = []
-    script.acts["a"] = operate("one", seen=seen, one=OSError(5, "busy"))
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert made.host.operations.log.open_of(key("a")) is None
-        consistent(made)
-        await trio.sleep(5)
-        assert len(seen) > 1
-        assert len({identity for identity, _, _ in seen}) == len(seen)
-        assert {attempt for _, attempt, _ in seen} == {1}
-        assert await ending_of(made, seen[0][0]) is Ending.FAILED
-        assert "recover" not in script.of("a")
-        consistent(made)
-
-
-@pytest.mark.parametrize("step", ["one", "one:pure"])
-async def test_an_error_after_a_step_leaves_it_open(
-    tmp_path: Path, autojump_clock: MockClock, step: str
-) -> None:
-    """An error after a step leaves it open: same id, next attempt, after the ordinary backoff."""
-    script = Actor()
-    seen: list[Any] = []
-    script.acts["a"] = operate(step, "two", seen=seen, two=OSError(5, "busy"))
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 1))
-        await made.settle()
-        record = open_record(made)
-        assert (record.attempt, record.last_step, record.recoveries) == (1, "one", 0)
-        assert made.standing("a") == "retrying"
-        consistent(made)
-        script.acts["a"] = operate(step, "two", seen=seen)
-        await trio.sleep(5)
-        assert seen[2:5] == [(record.id, 2, 1), "new one", "new two"]
-        assert await ending_of(made, record.id) is Ending.DONE
-        assert made.host.store.fingerprint(key("a")) == thing("a", 1).fingerprint
-        consistent(made)
-
-
-async def test_an_error_in_a_once_step_leaves_it_open(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """A ONCE step that was started and raised leaves it open, and holds it when it is retried."""
-    script = Actor()
-    script.acts["a"] = operate("pay:once", pay=OSError(5, "busy"))
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await trio.sleep(60)
-        assert "pay" in held(made).reason
-        assert script.of("a").count("reconcile") == 1
-
-
-EXITS = ["error", "error after step", "cut", "removed", "stop", "exit", "group", "swallowed"]
-
-
-async def go(operation: Any, way: str) -> None:
-    """Leave *operation* in that way."""
-    if way in ("removed", "stop"):
-        await trio.sleep_forever()
-    if way == "cut":
-        async with operation.critical(budget=1.0):
-            await trio.sleep_forever()
-    if way == "exit":
-        raise SystemExit(3)
-    if way == "group":
-        raise ExceptionGroup("several", [OSError(5, "a"), ValueError("b")])
-    raise OSError(5, "busy")
-
-
-@pytest.mark.parametrize("way", EXITS)
-async def test_every_exit_leaves_the_journal_consistent(
-    tmp_path: Path, autojump_clock: MockClock, way: str
-) -> None:
-    """However a run leaves its operation, memory and disk agree on what is open of the key."""
-    script = Actor()
-
-    async def nothing() -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def act(request: Any) -> Result:
-        try:
-            async with request.operation("apply") as operation:
-                if way != "error":
-                    await operation.step("one", nothing)
-                await go(operation, way)
-        except OSError:
-            if way != "swallowed":
-                raise
-        return done()
-
-    script.acts["a"] = act
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        if way == "removed":
-            made.declare(thing("b"))
-            await trio.sleep(10.5)
-        elif way == "stop":
-            await made.signal()
-            await trio.sleep(10.5)
-        else:
-            await trio.sleep(1.1)
-        record = made.host.operations.log.open_of(key("a"))
-        assert (record is None) == (way == "error")
-        consistent(made)
-        assert script.of("b") == ["reconcile"]
-
-
-async def test_a_cancelled_begin_leaves_nothing_open(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Cancelled while its intent is on its way, an operation is open for nobody afterwards."""
-    script = Actor()
-
-    async def act(request: Any) -> Result:
-        with trio.move_on_after(0) as scope:
-            async with request.operation("apply"):
-                pytest.fail("it was cancelled before")
-        assert scope.cancelled_caught
-        return done()
-
-    script.acts["a"] = act
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await trio.sleep(1)
-        assert made.host.operations.log.open_of(key("a")) is None
-        consistent(made)
-
-
-# -- a store that cannot be written, and one that was damaged ------------------
-
-
-def read_only(made: Rig, *, on: bool) -> None:
-    """Let the store refuse to be written, by SQLite's own word."""
-    made.host.store.writer.connection.execute(f"PRAGMA query_only={'ON' if on else 'OFF'}").close()
-
-
-async def test_without_its_intent_nothing_starts(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Where no intent can be written it does not start: a retry; others go on; it returns."""
-    script = Actor()
-    await own(tmp_path, "b", 0)
-    seen: list[Any] = []
-    script.acts["a"] = operate("one", seen=seen)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
-        read_only(made, on=True)
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        assert seen == []
-        assert made.standing("a") == "retrying"
-        (line,) = made.lines("reconcile.failed", key=key("a"))
-        assert "NotJournaled: the store could not be written" in line["reason"]
-        consistent(made)
-        made.wish("b")
-        await made.settle()
-        assert script.of("b") == ["reconcile"] * 2
-        assert made.failures("b") == 0
-        read_only(made, on=False)
-        await trio.sleep(60)
-        assert seen[0][1:] == (1, 0)
-        assert seen[1:] == ["new one"]
-        assert await ending_of(made, seen[0][0]) is Ending.DONE
-        consistent(made)
-
-
-async def test_no_recovery_runs_that_cannot_be_counted(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """While the count cannot be written no code of a recovery runs; then it goes on."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    async with revived(tmp_path, script) as made:
-        read_only(made, on=True)
-        await trio.sleep(30)
-        assert script.asked == []
-        read_only(made, on=False)
-        await trio.sleep(30)
-        assert await ending_of(made, identity) is Ending.COMPLETED
-        consistent(made)
-
-
-async def test_an_undo_that_cannot_be_journaled_is_a_retry(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Where the undoing cannot be noted nothing is undone, and the undone one is open as before."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
-
-    def on_ask(what: str, _: str) -> None:
-        if what == "recover":
-            read_only(made, on=True)
-
-    script.on_ask = on_ask
-    script.word = RollBack()
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert script.undone == []
-        assert open_record(made).id == identity
-        assert made.standing("a") == "retrying"
-        script.on_ask = lambda _, __: None
-        read_only(made, on=False)
-        await trio.sleep(60)
-        assert await ending_of(made, identity) is Ending.ROLLED_BACK
-        consistent(made)
-
-
-async def damage(tmp_path: Path) -> None:
-    """Let an earlier life have found the store damaged."""
-
-    async def act(store: Store, _: DurableOperations) -> None:
-        store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
-
-    await earlier(tmp_path, act)
-
-
-@pytest.mark.parametrize(
-    ("look", "runs"),
-    [(AS_DESIRED, True), (DIFFERENT, False), (UNKNOWN, False), (None, False), (OSError(5), False)],
-)
-async def test_after_damage_only_what_is_as_desired_runs(
-    tmp_path: Path, autojump_clock: MockClock, look: Any, *, runs: bool
-) -> None:
-    """After a damaged store a key is held, with the way out, unless it is observed as desired."""
-    script = Actor()
-    await damage(tmp_path)
-    script.looks = [look]
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert script.of("a") == (["observe", "reconcile"] if runs else ["observe"])
-        status = made.controller.statuses[key("a")]
-        assert ("resolve --all --abandon" in status.reason) != runs
-        assert made.standing("a") == (None if runs else "terminal")
-
-
-async def test_after_damage_nothing_is_removed(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """After a damaged store no removal runs, until a person trusts it again."""
-    script = Actor()
-    await own(tmp_path)
-    await damage(tmp_path)
-    script.looks = [AS_DESIRED]
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await trio.sleep(600)
-        assert made.controller.removing == {key("a")}
-        assert script.removals == []
-        assert made.host.store.all_keys() == {key("a"), key("b")}
-        await made.host.store.end_degraded("eve", "I looked")
-        made.wish("a")
-        await made.settle()
-        assert [request.name for request in script.removals] == ["a"]
