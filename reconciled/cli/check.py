@@ -122,6 +122,7 @@ def _contents(prepared: Prepared, found: Grades) -> None:
             place = each.ready.config.origin
             problems.add(Problem(place, f"{source} cannot be read: {reason}"))
         found.warnings += _not_built_specs(each)
+        found.warnings += _cannot_roll_back(each)
     found.note("manifests", sorted(problems), f"ok, {count} resources")
     found.warnings += leaving(config, applied)
     found.warnings += [_held(each) for each in surveyed if each.held]
@@ -153,6 +154,19 @@ def _not_built_specs(each: Surveyed) -> list[str]:
         f"{manifest.origin}: {', '.join(names)}: accepted, and without effect in this version"
         for manifest in each.desired.manifests.values()
         if (names := ready.reconciler.not_built(ready.plugin.spec(manifest)))
+    ]
+
+
+def _cannot_roll_back(each: Surveyed) -> list[str]:
+    """Where the policy is to roll back, and nothing could: an interrupted one would be held."""
+    ready = each.ready
+    if ready.config.interrupted != "roll-back":
+        return []
+    return [
+        f"{manifest.origin}: nothing can roll this {manifest.kind} back, as interrupted: roll-back"
+        " wants: once interrupted it is held; give it what undoes it, or choose another policy"
+        for manifest in each.desired.manifests.values()
+        if not ready.reconciler.can_undo(ready.plugin.spec(manifest))
     ]
 
 

@@ -209,6 +209,16 @@ def test_check_warns(desk: Desk) -> None:
     assert strict.data["valid"] is False
 
 
+def test_check_tells_what_cannot_be_rolled_back(desk: Desk) -> None:
+    """With interrupted: roll-back, a manifest that nothing can undo is a warning beforehand."""
+    desk.configure(
+        "  c: {reconciler: 'mine:Noter', interrupted: roll-back, watch: [{directory: m}]}\n"
+    )
+    desk.declare("x")
+    (warning,) = desk.say("check").err.splitlines()
+    assert warning.startswith("@/m/x.yaml:1:1: nothing can roll this Note back")
+
+
 # -- plan -----------------------------------------------------------------------------------------
 
 
