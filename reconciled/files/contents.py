@@ -17,6 +17,7 @@ import pwd
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
@@ -40,6 +41,7 @@ __all__ = [
     "Replaced",
     "compare_file",
     "digest_of",
+    "make_directory",
     "read_file",
     "remove_file",
     "remove_temporary",
@@ -247,6 +249,31 @@ async def remove_temporary(
             return True
 
     return await _in_thread(remove)
+
+
+async def make_directory(path: str | os.PathLike[str]) -> None:
+    """Make *path*, and what lacks above it, durably. Raises OSError.
+
+    Without this a file that is durable is lost with the directory it stands in.
+    """
+    await _in_thread(lambda: _make(Path(path)))
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:
+        _make(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    # Also where it was there: whoever made it may have been killed before this.
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
 
 
 def _unlink(place: Place) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.api import read_file, replace_file
+from reconciled.api import make_directory, read_file, replace_file
 
 # With a dot in front it is no name of a resource, whose directory may stand here as well.
 NAME = ".written"
@@ -77,7 +77,7 @@ class Written:
 
     async def save(self, directory: Path) -> None:
         """Note it durably, making *directory* where it lacks. Raises OSError."""
-        await trio.Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        await make_directory(directory)
         note = json.dumps(attrs.asdict(self))
         await replace_file(NAME, note, mode=0o600, root=directory, temporary=_NEW)
 

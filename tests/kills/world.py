@@ -210,6 +210,7 @@ class World:
     def settle(self) -> None:
         """One last start: everything becomes as desired, and every rule holds."""
         daemon = self.site.start()
+        daemon.wait_for("daemon.ready", within=PATIENCE)
         self.wait_for(daemon)
         # A stop waits for what is critical, and so for outcomes that are on their way.
         stopped = daemon.stop(within=PATIENCE)

@@ -28,6 +28,7 @@ from reconciled.api import (
     Step,
     StepKind,
     done,
+    make_directory,
     remove_temporary,
     replace_file,
     temporary_name,
@@ -112,7 +113,7 @@ async def _read(spec: Release) -> dict[str, str | None]:
 
 async def _publish(request: Request[Release], plan: dict[str, str]) -> None:
     spec = request.spec
-    await trio.Path(request.memory).mkdir(parents=True, exist_ok=True)
+    await make_directory(request.memory)
     # Durable before the page is touched. From the data of read: by now it may be the new page.
     await replace_file(BEFORE, json.dumps(plan), root=request.memory, temporary=NEW_BEFORE)
     # What a kill left of the last attempt.
