@@ -8,6 +8,7 @@ again that was started and has no result: that needs a person or the reconciler'
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -132,10 +133,15 @@ class RollBack:
 
 @attrs.frozen
 class Wait:
-    """Look again in so many seconds."""
+    """Look again in so many seconds, though not sooner than a failed run would be retried."""
 
-    seconds: float
+    seconds: float = attrs.field()
     reason: str = ""
+
+    @seconds.validator
+    def _finite(self, _: object, seconds: float) -> None:
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"Wait() takes a finite time of at least 0 s, got {seconds!r}")
 
 
 @attrs.frozen

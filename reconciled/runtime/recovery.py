@@ -198,7 +198,9 @@ class Recovery:
             # Could not tell: counted like an attempt without a word, up to the cap.
             return retry(decision.reason)
         await self._journal.by_itself(self.record.id)
-        return Result(Outcome.AFTER, decision.reason, decision.seconds)
+        # Sooner than that would keep the processor and the disk busy with nothing else.
+        seconds = max(decision.seconds, facts.retry_in)
+        return Result(Outcome.AFTER, decision.reason, seconds)
 
     async def _close(self, request: Run, ending: Ending, reason: str) -> Result:
         async with self.work.cleanup("outcome of a recovery"):

@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -426,6 +427,23 @@ async def test_wait_looks_again(tmp_path: Path, autojump_clock: MockClock) -> No
         record = open_record(made)
         assert (record.id, record.recoveries, record.hold) == (identity, 0, None)
         consistent(made)
+
+
+async def test_wait_is_no_busy_loop(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Wait(0) looks again no sooner than a failed run is retried, so that it keeps nothing busy."""
+    script = Actor()
+    await leave(tmp_path)
+    script.word = Wait(0)
+    async with revived(tmp_path, script):
+        await trio.sleep(10.5)
+        assert script.of("a").count("observe") == 11
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
+def test_wait_is_finite(seconds: float) -> None:
+    """A Wait for ever, or for no time that exists, is refused where it is made."""
+    with pytest.raises(ValueError, match="finite"):
+        Wait(seconds)
 
 
 async def test_unknown_is_asked_again_and_then_held(
