@@ -107,6 +107,7 @@ async def test_nothing_runs_before_the_outcome_is_durable(
         made.wish("a")
         await made.settle()
         assert script.of("a") == ["reconcile"]
+        assert "not durable yet" in made.controller.statuses[key("a")].reason
         read_only(made, on=False)
         await trio.sleep(300)
         assert await ending_of(made, seen[0]) is Ending.DONE
