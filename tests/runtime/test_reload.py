@@ -141,10 +141,10 @@ def no_text(world: World) -> None:
 
 def bad_include(world: World) -> None:
     world.configure("a", f"b: {FAST}}}")
-    (world.root / "conf.d").mkdir()
-    (world.root / "conf.d" / "x.yaml").write_text("controllers: {c: {reconciler: nope}}")
-    (world.root / "conf.d" / "x.yaml").chmod(0o600)
-    world.config.write_text("include: [conf.d/*.yaml]\n" + world.config.read_text())
+    (world.root / "more.d").mkdir()
+    (world.root / "more.d" / "x.yaml").write_text("controllers: {c: {reconciler: nope}}")
+    (world.root / "more.d" / "x.yaml").chmod(0o600)
+    world.config.write_text("include: [more.d/*.yaml]\n" + world.config.read_text())
 
 
 def other_state(world: World) -> None:
