@@ -140,6 +140,7 @@ class Daemon:
         host = self.host
         # The store first: everything else may write. It is the last to end as well, since it
         # commits what still waits when it is cancelled.
+        self.store.writer.on_state = host.tell_store
         await services.start(self.store.run, name="store writer")
         self._service("log", self.logs.serve)
         self._service("stop stages", host.stop.run_stages, self.ending.leave_behind)

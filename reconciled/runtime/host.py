@@ -70,6 +70,13 @@ class Host:
         """Have a short write done by the services, which outlive all work; failures are logged."""
         self.services.start_soon(self._chore, name, function, args, name=f"chore {name}")
 
+    def tell_store(self, trouble: str) -> None:
+        """Say whether the store can be written: when it changes, not with each write."""
+        if trouble:
+            self.log.error("journal.unwritable", reason=trouble)
+        else:
+            self.log.info("journal.writable")
+
     async def _chore(
         self, name: str, function: Callable[..., Awaitable[object]], args: tuple[object, ...]
     ) -> None:
