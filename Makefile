@@ -3,6 +3,7 @@
 #   make demo        a real daemon at work, in half a minute
 #   make test        all tests, with real processes, signals and kills
 #   make test-fast   those without real processes
+#   make kills       SIGKILLs, power cuts and failing calls; replay one: make kills KILL=37
 #   make lint        ruff, mypy, flake8
 #   make bench       each program in bench/, one after the other
 #   make lock        write requirements/*.txt anew, with the newest versions
@@ -25,7 +26,7 @@ FLAKE8 := $(BIN)/flake8 --isolated --select=ASY --disable=ASYNC9,ASYNC114
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast lint ruff format mypy flake8 bench lock clean
+.PHONY: help demo test test-fast kills lint ruff format mypy flake8 bench lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -38,6 +39,10 @@ test: $(DEV)
 
 test-fast: $(DEV)
 	$(PYTEST) -m 'not processes'
+
+# What is given on the command line (KILL, KILL_SEED, CUT_SEED) is in the environment of the tests.
+kills: $(DEV)
+	$(PYTEST) tests/kills $(if $(KILL)$(KILL_SEED),-k 'killed_at',$(if $(CUT_SEED),-k power_cut))
 
 # Each by itself, so that `make -k lint` shows what all of them have to say.
 lint: ruff format mypy flake8

@@ -54,7 +54,9 @@ def test_c04_killed_at_any_call(world: World, chain: list[int]) -> None:
     world.settle()
 
 
-@pytest.mark.parametrize("turn", range(0 if "KILL" in os.environ else ROUNDS))
+@pytest.mark.parametrize(
+    "turn", range(0 if "KILL" in os.environ else 1 if "KILL_SEED" in os.environ else ROUNDS)
+)
 def test_killed_at_any_instant(world: World, turn: int) -> None:
     """A SIGKILL at any instant, again and again, leaves nothing half-done."""
     seed = seed_of(turn)
