@@ -72,6 +72,16 @@ class ChildLeft:
 
 
 @attrs.frozen
+class LeftOpen:
+    """An operation that is not over: the next start recovers it, and logs the same id."""
+
+    id: str
+    key: str
+    name: str
+    held: bool = False
+
+
+@attrs.frozen
 class StopReport:
     """One stop, from the signal to the end. Times in seconds from *began*."""
 
@@ -84,6 +94,7 @@ class StopReport:
     critical_finished: int = 0
     stragglers: tuple[Straggler, ...] = ()
     interrupted: tuple[str, ...] = ()  # keys whose run was cancelled or cut
+    operations: tuple[LeftOpen, ...] = ()
     not_served: int = 0  # keys that waited for a run
     children: tuple[ChildLeft, ...] = ()
     stacks: tuple[str, ...] = ()  # lines of the dump of a process that hung
@@ -102,6 +113,10 @@ class StopReport:
             "critical_finished": self.critical_finished,
             "stragglers": [_straggler_data(straggler) for straggler in self.stragglers],
             "interrupted": list(self.interrupted),
+            "operations": [
+                {"id": each.id, "key": each.key, "name": each.name, "held": each.held}
+                for each in self.operations
+            ],
             "not_served": self.not_served,
             "children": [
                 {"pid": c.pid, "argv0": c.argv0, "key": c.key or None, "fate": c.fate.value}
@@ -233,6 +248,13 @@ def _keys_text(report: StopReport) -> list[str]:
         shown = " ".join(escaped(key) for key in report.interrupted[:_SHOWN])
         text.append(f"Interrupted ({len(report.interrupted)}), next start goes on: {shown}")
         text += _more(len(report.interrupted))
+    if report.operations:
+        text.append(f"Open operations ({len(report.operations)}), the next start recovers them:")
+        text += [
+            f"  {each.id}  {escaped(each.key)} {escaped(each.name)}{' (held)' if each.held else ''}"
+            for each in report.operations[:_SHOWN]
+        ]
+        text += _more(len(report.operations))
     if report.not_served:
         text.append(f"Keys that waited and got no run, next start has them: {report.not_served}")
     if report.log_lines_dropped:

@@ -140,6 +140,7 @@ class Ending:
         killed = frozenset(child.pid for child in host.children.end_all()) if kill else frozenset()
         report = host.record.report(
             code,
+            operations=host.operations.log.open(),
             left=left,
             killed=killed,
             stacks=stacks,

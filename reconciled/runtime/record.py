@@ -15,7 +15,8 @@ import attrs
 import trio
 
 from reconciled.core.stages import Stage
-from reconciled.observe.stopreport import ChildLeft, Fate, StopReport, Straggler
+from reconciled.journal.records import OperationRecord
+from reconciled.observe.stopreport import ChildLeft, Fate, LeftOpen, StopReport, Straggler
 from reconciled.observe.tasktree import frames_of
 from reconciled.programs.children import Left
 from reconciled.stop import Stop, Work
@@ -103,6 +104,7 @@ class StopRecord:
         exit_code: int,
         *,
         reason: str = "",
+        operations: Sequence[OperationRecord] = (),
         left: Sequence[Left] = (),
         killed: frozenset[int] = frozenset(),
         stacks: Sequence[str] = (),
@@ -121,6 +123,9 @@ class StopRecord:
             critical_finished=self._critical_finished,
             stragglers=(*behind, *self._ended),
             interrupted=tuple(sorted(self._interrupted)),
+            operations=tuple(
+                LeftOpen(each.id, each.key, each.name, each.hold is not None) for each in operations
+            ),
             not_served=self.not_served,
             children=tuple(_child(each, killed) for each in left),
             stacks=tuple(stacks),

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from reconciled.core.stages import Stage
-from reconciled.observe.stopreport import ChildLeft, Fate, StopReport, Straggler, write
+from reconciled.observe.stopreport import ChildLeft, Fate, LeftOpen, StopReport, Straggler, write
 
 CUT = Straggler(
     name="reconcile site/a",
@@ -49,6 +49,10 @@ REPORT = StopReport(
     critical_finished=2,
     stragglers=(FINISHED, CUT, LEFT),
     interrupted=("site/a", "site/d"),
+    operations=(
+        LeftOpen("01JG", "site/d", "apply"),
+        LeftOpen("01JH", "site/h", "write", held=True),
+    ),
     not_served=7,
     children=(
         ChildLeft(4711, "helm", Fate.KILLED, "site/a"),
@@ -78,6 +82,9 @@ Programs that were still running (2):
 
 Critical operations that finished in their time: 2
 Interrupted (2), next start goes on: site/a site/d
+Open operations (2), the next start recovers them:
+  01JG  site/d apply
+  01JH  site/h write (held)
 Keys that waited and got no run, next start has them: 7
 Log lines that nobody read and are lost: 12
 
@@ -141,8 +148,8 @@ def test_the_keys_of_the_json() -> None:
     assert data["version"] == 1
     assert list(data) == [
         "version", "reason", "signal", "began", "duration_s", "exit_code", "stages",
-        "critical_finished", "stragglers", "interrupted", "not_served", "children", "stacks",
-        "log_lines_dropped",
+        "critical_finished", "stragglers", "interrupted", "operations", "not_served",
+        "children", "stacks", "log_lines_dropped",
     ]  # fmt: skip
     assert data["stages"][1] == {"stage": "stopping", "at_s": 20.0}
     assert data["stragglers"][1] == {
