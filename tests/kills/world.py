@@ -181,7 +181,10 @@ class World:
 
     def missing(self, daemon: Daemon) -> dict[str, str]:
         """Values that are not as desired, but for keys that may be, and are, held."""
-        held = {line["key"] for line in daemon.all("operation.held")} & self.may_be_held
+        # Held by this life, or found held: that is not said again.
+        found_open = [line for line in daemon.all("operation.found_open") if line["held"]]
+        lines = [*daemon.all("operation.held"), *found_open]
+        held = {line["key"] for line in lines} & self.may_be_held
         names = {"checked", "plain", "critical", "once", "sure", "steps", "undone", "page", "shop"}
         if self.keys:
             names &= {key.partition("/")[2] for key in self.keys}
