@@ -17,7 +17,8 @@ DEV := $(VENV)/dev.stamp
 # Only its exit code counts; the pip of a fresh environment talks about newer ones of itself.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Not more than the two cores that any machine has: tests with real processes measure wall time.
-PYTEST := $(BIN)/pytest -q -n 2
+# Chains of kills take a minute each: a worker that is done takes from the other one.
+PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 LINTED := reconciled config tests bench
 # flake8-async alone, ruff does the rest. ASYNC9 would demand a checkpoint on every path, and
 # ASYNC114 a list of all functions that are started with nursery.start(). On the command line,

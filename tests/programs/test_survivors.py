@@ -142,7 +142,9 @@ async def test_members_without_parent_are_ended(tmp_path: Path, place: Path) -> 
     member = int((tmp_path / "member").read_text())
     os.kill(survivor.record.parent.pid, signal.SIGKILL)
     os.kill(survivor.record.program.pid, signal.SIGKILL)
+    # Both: while the small parent dies, ending the members is still its business.
     wait_for(lambda: not alive(survivor.record.program.pid))
+    wait_for(lambda: not alive(survivor.record.parent.pid))
     survivor.close()
     again = find(place)
     assert again is not None
