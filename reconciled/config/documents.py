@@ -29,7 +29,7 @@ from reconciled.config.text import decode
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
 
-MAX_NODES = 150_000
+MAX_NODES = 100_000
 MAX_DEPTH = 64
 MAX_PROBLEMS = 50
 
