@@ -36,7 +36,7 @@ from reconciled.stop import Overrun, Refused, Stop, Work
 
 EPSILON = 1e-6  # virtual times are sums of floats
 DEPTH = 4
-SEEDS = 2400
+SEEDS = 2000
 BATCHES = 8
 
 
