@@ -15,6 +15,7 @@ from reconciled.api import Change, Operation
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.store import Applied
 from reconciled.observe.bound import BoundLog
+from reconciled.runtime.declared import Declared
 from reconciled.runtime.outcomes import failure_of
 from reconciled.runtime.survey import Surveyed
 
@@ -23,7 +24,7 @@ AT_ONCE = 8
 
 
 @attrs.frozen(eq=False)
-class Planning:
+class Planning(Declared):
     """The Request of a plan. Nothing may be begun with it."""
 
     key: Key
@@ -38,41 +39,6 @@ class Planning:
     failures: int = 0
     stopping: bool = False
     interrupted: None = None
-
-    @property
-    def name(self) -> str:
-        """Of the manifest."""
-        return self.manifest.name
-
-    @property
-    def namespace(self) -> str | None:
-        """Of the manifest."""
-        return self.manifest.namespace
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Of the manifest."""
-        return dict(self.manifest.labels)
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """Of the manifest."""
-        return dict(self.manifest.annotations)
-
-    @property
-    def raw_spec(self) -> dict[str, Any]:
-        """The spec as it was declared."""
-        return dict(self.manifest.spec)
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """Of the spec."""
-        return self.manifest.fingerprint
-
-    @property
-    def base(self) -> Path:
-        """Where relative paths of the spec start."""
-        return Path(self.manifest.origin.file).parent
 
     def operation(self, name: str) -> AbstractAsyncContextManager[Operation]:
         """Refused: a plan has no effects."""

@@ -14,13 +14,14 @@ import trio
 from reconciled.core.jobs import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.records import OperationRecord, Owned
+from reconciled.runtime.declared import Declared
 from reconciled.runtime.host import Host
 from reconciled.runtime.operations import InterruptedOperation, OpenOperation
 from reconciled.runtime.pinned import pin
 from reconciled.stop import Work
 
 
-class Run:
+class Run(Declared):
     """A Request. Not an attrs class: 25 thousand of these are made a second.
 
     acted        whether an operation was opened: a run without one had nothing to do
@@ -65,44 +66,9 @@ class Run:
         return f"<Run {self.number} of {self.key}>"
 
     @property
-    def name(self) -> str:
-        """Of the manifest."""
-        return self.manifest.name
-
-    @property
-    def namespace(self) -> str | None:
-        """Of the manifest."""
-        return self.manifest.namespace
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Of the manifest."""
-        return dict(self.manifest.labels)
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """Of the manifest."""
-        return dict(self.manifest.annotations)
-
-    @property
-    def raw_spec(self) -> dict[str, Any]:
-        """The spec as it was declared."""
-        return dict(self.manifest.spec)
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """Of the spec."""
-        return self.manifest.fingerprint
-
-    @property
     def applied(self) -> Fingerprint | None:
         """Of the spec that was last done."""
         return self._host.store.fingerprint(self.key)
-
-    @property
-    def base(self) -> Path:
-        """Where relative paths of the spec start."""
-        return Path(self.manifest.origin.file).parent
 
     @property
     def output(self) -> Path:
