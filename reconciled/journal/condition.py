@@ -23,6 +23,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.journal import frames
+from reconciled.journal.durability import sync
 from reconciled.journal.schema import FILE
 
 MARK = "opening"
@@ -80,15 +81,6 @@ def write_mark(directory: Path, mark: Mark) -> None:
         os.close(handle)
     temporary.replace(directory / MARK)
     sync(directory)
-
-
-def sync(place: Path) -> None:
-    """Make a file's content durable, or the names in a directory."""
-    handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from reconciled.journal.durability import sync
 from reconciled.journal.records import Resolution
 
 DIRECTORY = "resolutions"
@@ -67,7 +68,7 @@ def put(state: Path, decided: Decided) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync(directory)
+    sync(directory)
 
 
 def take_back(state: Path, operation: str) -> bool:
@@ -79,7 +80,7 @@ def take_back(state: Path, operation: str) -> bool:
         (state / DIRECTORY / f"{operation}{_WAITS}").unlink()
     except FileNotFoundError:
         return False
-    _sync(state / DIRECTORY)
+    sync(state / DIRECTORY)
     return True
 
 
@@ -110,7 +111,7 @@ def make_directory(state: Path) -> Path:
     directory = state / DIRECTORY
     if not directory.is_dir():
         directory.mkdir(mode=0o700, exist_ok=True)
-        _sync(state)
+        sync(state)
     return directory
 
 
@@ -144,12 +145,4 @@ def read(file: Path) -> Decided:
 def settled(file: Path) -> None:
     """Remove the file of a decision that has been acted on. Raises OSError."""
     file.unlink(missing_ok=True)
-    _sync(file.parent)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(file.parent)

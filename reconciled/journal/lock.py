@@ -20,6 +20,8 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.journal.durability import sync
+
 WAIT = 5.0  # seconds: a restart overlaps with its predecessor's last moments
 POLL = 0.1
 # flock, fsync and SQLite's shared memory mean less there than the journal needs, or depend on
@@ -160,15 +162,7 @@ def _make(state: Path) -> None:
     state.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):  # another start was faster; the lock decides
         state.mkdir(mode=0o700)
-    _sync(state.parent)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(state.parent)
 
 
 def _judge_owner(state: Path, status: os.stat_result) -> None:

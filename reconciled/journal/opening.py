@@ -24,6 +24,7 @@ import attrs
 from reconciled.journal import condition, schema
 from reconciled.journal.applied import verify_applied
 from reconciled.journal.condition import Condition, Left, Mark, StoreDamaged
+from reconciled.journal.durability import sync
 from reconciled.journal.meta import Meta, read_meta, write_meta
 from reconciled.journal.rows import RowDamaged, read_open
 from reconciled.journal.schema import FILE, MIGRATIONS, Migration, StoreUnusable
@@ -245,14 +246,14 @@ def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Ope
     copy = sqlite3.connect(fresh / FILE, isolation_level=None)
     with contextlib.closing(copy), transaction(copy):
         write_meta(copy, attrs.evolve(meta, closed=meta.opened))
-    condition.sync(fresh / FILE)
+    sync(fresh / FILE)
     condition.write_mark(fresh, Mark(meta.opened, closed=True))
     for name in sorted(directory.glob("before-*.sqlite")):
         shutil.copy2(name, fresh)
     directory.rename(old)
     connection.close()  # its file has moved: it touches neither old nor new ones
     fresh.rename(directory)
-    condition.sync(directory.parent)
+    sync(directory.parent)
     return reopen(directory)
 
 
@@ -270,7 +271,7 @@ def _end_exchange(directory: Path) -> None:
     fresh, old = _beside(directory, "new"), _beside(directory, "old")
     if old.exists() and not directory.exists():
         (fresh if fresh.exists() else old).rename(directory)
-        condition.sync(directory.parent)
+        sync(directory.parent)
     for rubbish in (fresh, old):
         if rubbish.exists() and directory.exists():
             shutil.rmtree(rubbish, ignore_errors=True)

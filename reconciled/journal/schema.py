@@ -13,6 +13,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from reconciled.journal.durability import sync
+
 FILE = "store.sqlite"
 _HEADER = 100  # bytes of SQLite's file header …
 _VERSION = slice(60, 64)  # … and where it has user_version, big-endian
@@ -76,7 +78,7 @@ def make_directory(directory: Path) -> None:
     """Make the store's directory if it is missing, for us alone."""
     if not directory.exists():
         directory.mkdir(mode=0o700, exist_ok=True)
-        _sync(directory.parent)
+        sync(directory.parent)
 
 
 def make_file(directory: Path) -> None:
@@ -179,12 +181,4 @@ def copy_into(connection: sqlite3.Connection, file: Path) -> None:
     """Write what *connection* has to the new *file*, durably. Raises sqlite3.Error, OSError."""
     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection.execute("VACUUM INTO ?", (str(file),)).close()
-    _sync(file)
-
-
-def _sync(place: Path) -> None:
-    handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(file)

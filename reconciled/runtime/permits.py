@@ -20,6 +20,7 @@ import trio
 
 from reconciled.core.removals import HeldRemovals
 from reconciled.core.resources import Key
+from reconciled.journal.durability import sync
 from reconciled.observe.bound import BoundLog
 
 DIRECTORY = "removals"
@@ -183,8 +184,4 @@ def _write(file: Path, data: dict[str, Any]) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     temporary.rename(file)
-    handle = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(file.parent)
