@@ -13,7 +13,6 @@ stands at each place that would break when reordered.
 from __future__ import annotations
 
 import random
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -24,16 +23,15 @@ import trio
 from reconciled.core.loops import LoopDetector
 from reconciled.core.queue import WorkQueue
 from reconciled.core.resources import Key
-from reconciled.core.stages import Stage
-from reconciled.instant import STOPS, Signals
+from reconciled.instant import Signals
 from reconciled.journal.durable import DurableOperations
 from reconciled.journal.store import Store
-from reconciled.observe import tasktree
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
 from reconciled.programs.orphans import Orphans
 from reconciled.runtime.adoption import Adoptions, settle_open
 from reconciled.runtime.build import Prepared, Ready, build
+from reconciled.runtime.commands import Commands
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.ending import Ending
@@ -75,6 +73,7 @@ class Daemon:
     orphans: Orphans = attrs.field(init=False)
     ending: Ending = attrs.field(init=False)
     last_resort: LastResort = attrs.field(init=False)
+    commands: Commands = attrs.field(init=False)
     counted: Once | None = attrs.field(default=None, init=False)
     _intake: trio.Nursery = attrs.field(init=False)
     _reconciles: trio.Nursery = attrs.field(init=False)
@@ -135,6 +134,9 @@ class Daemon:
             self.ending.leave_hung,
             self.logs.sink.fileno(),
         )
+        self.commands = Commands(
+            self.host, self.dispatcher, self.ending, self.reloader, self.orphans, self.last_resort
+        )
 
     async def _serve(self, services: trio.Nursery) -> None:
         host = self.host
@@ -188,7 +190,7 @@ class Daemon:
                 self._service("permits", self.permits.serve)
                 work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
                 # From here on a stop has stages: before, nothing had begun that could be cut.
-                self._listen()
+                self.commands.listen()
                 # In the intake: a stop has nothing to wait for where a source has yet to answer.
                 self._intake.start_soon(stop.guard, self._survey, name="survey")
 
@@ -239,61 +241,10 @@ class Daemon:
                 self.counted.stalled(stalled.config.name, stalled.reason)
             self.counted.begin(controllers)
 
-    # -- signals ---------------------------------------------------------------
-
-    def _listen(self) -> None:
-        token = trio.lowlevel.current_trio_token()
-
-        def wake() -> None:
-            # In a signal handler: nothing here may wait or take a lock.
-            if self.signals.stop_at is not None:
-                self.last_resort.arm()
-                self.last_resort.wake()
-            token.run_sync_soon(self._deliver, idempotent=True)
-
-        self.signals.started(wake)
-
-    def _deliver(self) -> None:
-        """In the loop: act on what the handlers saw, in order."""
-        while self.signals.received:
-            number, at = self.signals.received.popleft()
-            if number in STOPS:
-                self._stop(number, at)
-            elif number == signal.SIGHUP:
-                self._reload()
-            elif number == signal.SIGUSR2:
-                tasktree.dump(self.logs.log)
-            elif number == signal.SIGCHLD:
-                self.orphans.look()
-
-    def _stop(self, number: int, at: float) -> None:
-        stop, name = self.host.stop, signal.Signals(number).name
-        if stop.stage is Stage.RUNNING:
-            self.host.record.signal = number
-            self.ending.tell_begun(signal=name)
-            stop.begin(name, at=trio.current_time() - (time.monotonic() - at))
-            self.dispatcher.wake()
-        elif number == signal.SIGINT:
-            stop.escalate("SIGINT again")
-        else:
-            stop.end_drain("SIGTERM again")
+    # -- reload and permits ----------------------------------------------------
 
     def _end_once(self) -> None:
-        if self.host.stopping:
-            return
-        reason = "every key has had its turn"
-        self.ending.tell_begun(reason=reason)
-        self.host.stop.begin(reason)
-        # Nobody else tells it: without this it would sleep through the whole drain.
-        self.dispatcher.wake()
-
-    def _reload(self) -> None:
-        if self.host.stopping:
-            self.logs.log.warning("reload.refused", reason="a stop is under way")
-        else:
-            self.reloader.ask()
-
-    # -- reload and permits ----------------------------------------------------
+        self.commands.stop("every key has had its turn")
 
     def _running(self) -> dict[str, Ready]:
         return {
@@ -303,8 +254,7 @@ class Daemon:
 
     async def _swap(self, swap: Swap) -> bool:
         if self.host.stopping:
-            self._reload()
-            return False
+            return self.commands.reload()  # refused, and told
         config = swap.prepared.config
         self.logs.set_level(config.log.level)
         self.host.queue.limit = config.limits.concurrency
