@@ -1,0 +1,235 @@
+"""What the service manager gets to hear, seen at its end of the socket."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import attrs
+import pytest
+
+from reconciled.service.notify import LONGEST, Notifier
+
+
+@attrs.define(eq=False)
+class Manager:
+    """The other end."""
+
+    written: str
+    socket: socket.socket
+    made: list[Notifier] = attrs.field(factory=list)
+
+    @classmethod
+    def at(cls, written: str) -> Manager:
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        bound.bind(written.replace("@", "\0", 1) if written.startswith("@") else written)
+        return cls(written, bound)
+
+    def notifier(self, **more: str) -> Notifier:
+        self.made.append(Notifier.taken({"NOTIFY_SOCKET": self.written, **more}))
+        return self.made[-1]
+
+    def heard(self) -> list[str]:
+        """Every message so far, and no more of it."""
+        messages = []
+        while True:
+            try:
+                messages.append(self.socket.recv(1 << 16).decode())
+            except BlockingIOError:
+                return messages
+
+    def close(self) -> None:
+        for each in self.made:
+            each.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    made = Manager.at(str(tmp_path / "notify"))
+    yield made
+    made.close()
+
+
+def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
+    """Each call is one message, and each field of it one line as sd_notify(3) has it."""
+    notifier = manager.notifier()
+    assert notifier.tell(READY=1, STATUS="ready: 3 keys → done")
+    assert notifier.ready()
+    assert notifier.status("draining")
+    assert notifier.stopping()
+    assert notifier.extend(29.5)
+    assert notifier.watchdog()
+    assert manager.heard() == [
+        "READY=1\nSTATUS=ready: 3 keys → done\n",
+        "READY=1\n",
+        "STATUS=draining\n",
+        "STOPPING=1\n",
+        "EXTEND_TIMEOUT_USEC=29500000\n",
+        "WATCHDOG=1\n",
+    ]
+
+
+def test_a_reload_says_when_it_began(manager: Manager) -> None:
+    """RELOADING carries the monotonic time, without which a manager from 253 on waits for ever."""
+    before = time.monotonic_ns() // 1000
+    assert manager.notifier().reloading()
+    first, second, _ = manager.heard()[0].split("\n")
+    assert first == "RELOADING=1"
+    name, _, value = second.partition("=")
+    assert name == "MONOTONIC_USEC"
+    assert before <= int(value) <= time.monotonic_ns() // 1000
+
+
+def test_an_abstract_socket_is_reached() -> None:
+    """A name that begins with @ is one without a file."""
+    manager = Manager.at(f"@reconciled-{os.getpid()}-{time.monotonic_ns()}")
+    assert manager.notifier().ready()
+    assert manager.heard() == ["READY=1\n"]
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "/nowhere/notify", "relative", "@", "/" + "x" * 300, "/a\0b", "vsock:", "vsock:a:b"],
+)
+def test_without_a_manager_nothing_is_said(written: str) -> None:
+    """Where nobody can be told, each method answers False, and none raises."""
+    with contextlib.closing(Notifier.taken({"NOTIFY_SOCKET": written})) as notifier:
+        assert not notifier.ready()
+        assert not notifier.store("http", 0)
+        assert not notifier.remove("http")
+
+
+def test_without_variables_nobody_is_there() -> None:
+    """A process that no manager has started knows it."""
+    assert not Notifier.taken({}).present
+
+
+def test_a_message_to_a_host_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A virtual machine's host is connected to within a bound, and done without where it fails."""
+    seen: list[object] = []
+
+    class Deaf(socket.socket):
+        def __new__(cls, *_: object) -> Self:  # the kernel need not know the family
+            return super().__new__(cls)
+
+        def __init__(self, family: int, kind: int) -> None:
+            seen.append((family, kind))
+            super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+
+        def connect(self, address: object) -> None:
+            seen.append((address, self.gettimeout()))
+            raise TimeoutError
+
+    monkeypatch.setattr(socket, "socket", Deaf)
+    notifier = Notifier.taken({"NOTIFY_SOCKET": "vsock:2:1234"})
+    assert seen == [(socket.AF_VSOCK, socket.SOCK_SEQPACKET), ((2, 1234), 0.25)]
+    assert not notifier.present
+
+
+def test_the_variables_leave_the_environment(manager: Manager) -> None:
+    """No program can inherit what is meant for the daemon; everything else stays."""
+    environ = {"NOTIFY_SOCKET": manager.written, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
+    environ |= {"PATH": "/bin"}
+    Notifier.taken(environ).close()
+    assert environ == {"PATH": "/bin"}
+
+
+OURS, OTHERS = str(os.getpid()), "1"
+WATCHED = {
+    "this process": ("60000000", OURS, 60.0),
+    "no process is named": ("500000", "", 0.5),
+    "another process": ("60000000", OTHERS, None),
+    "no time": ("0", "", None),
+    "no number": ("soon", "", None),
+    "less than nothing": ("-5", "", None),
+    "nothing": ("", OURS, None),
+}
+
+
+@pytest.mark.parametrize("case", WATCHED)
+def test_the_watchdog_is_ours_only(manager: Manager, case: str) -> None:
+    """Whom the manager watches is told by the process id beside the time."""
+    usec, pid, expected = WATCHED[case]
+    assert manager.notifier(WATCHDOG_USEC=usec, WATCHDOG_PID=pid).watchdog_s == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nREADY=1", "a\rb", "a\0b", "a\x1b[1mb", "a\u2028b", "half \ud800 pair"]
+)
+def test_text_stays_one_line(manager: Manager, text: str) -> None:
+    """Whatever is in a text, it cannot become a message of its own, nor end this one."""
+    assert manager.notifier().status(text)
+    (message,) = manager.heard()
+    assert message.count("\n") == 1
+    assert message[-1] == "\n"
+    assert message.startswith(f"STATUS={text[0]}")
+
+
+def test_long_text_is_cut_between_characters(manager: Manager) -> None:
+    """The manager ignores a message above 4 KiB: a long text loses its end, not its validity."""
+    assert manager.notifier().status("ü→" * 4000)
+    value = manager.heard()[0].removeprefix("STATUS=").removesuffix("\n")
+    assert len(value.encode()) <= LONGEST
+    assert value.startswith("ü→ü→")
+    assert value.endswith("…")
+
+
+def test_a_full_socket_refuses_without_waiting(manager: Manager) -> None:
+    """A manager that does not read costs no time: the message is refused, and told as such."""
+    notifier = manager.notifier()
+    sent = 0
+    while notifier.watchdog():
+        sent += 1
+        assert sent < 100_000
+    assert not notifier.ready()
+    assert len(manager.heard()) == sent
+    assert notifier.ready()
+
+
+def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
+    """store() hands the descriptor itself over, under its name; remove() names it again."""
+    read, write = os.pipe()
+    notifier = manager.notifier()
+    assert notifier.store("http", write)
+    data, ancillary, _, _ = manager.socket.recvmsg(4096, socket.CMSG_SPACE(4))
+    assert data.decode() == "FDSTORE=1\nFDNAME=http\n"
+    kept = array.array("i", ancillary[0][2])[0]
+    os.write(kept, b"x")
+    assert os.read(read, 1) == b"x"
+    for descriptor in (read, write, kept):
+        os.close(descriptor)
+    assert notifier.remove("http")
+    assert manager.heard() == ["FDSTOREREMOVE=1\nFDNAME=http\n"]
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a\nb", "ü", "x" * 256])
+def test_names_that_the_manager_ignores_are_not_sent(manager: Manager, name: str) -> None:
+    """A name that the manager would not take is refused here, where somebody hears of it."""
+    assert not manager.notifier().store(name, 0)
+    assert not manager.notifier().remove(name)
+    assert manager.heard() == []
+
+
+def test_a_closed_descriptor_is_no_fault(manager: Manager) -> None:
+    """A descriptor that does not exist is refused without an error."""
+    read, write = os.pipe()
+    os.close(read)
+    os.close(write)
+    assert not manager.notifier().store("http", write)
+
+
+def test_programs_do_not_inherit_the_socket(manager: Manager) -> None:
+    """The socket is closed in whatever is executed."""
+    notifier = manager.notifier()
+    assert notifier._socket is not None
+    assert not notifier._socket.get_inheritable()
