@@ -21,13 +21,16 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     # is never looked at again, which keeps full collections short, above all those of a stop.
     gc.disable()
     from reconciled.config.load import find_config
+    from reconciled.runtime.outside import Outside
     from reconciled.runtime.start import run_daemon
 
     gc.freeze()
     gc.enable()
+    # Out of the environment before anything could be spawned that would inherit it.
+    outside = Outside.taken(os.environ)
     path = find_config(arguments.config, os.environ)
     once, strict = arguments.once, arguments.strict
-    code = run_daemon(path, dict(os.environ), signals, once=once, strict=strict)
+    code = run_daemon(path, dict(os.environ), signals, outside, once=once, strict=strict)
     # Everything is written and released. Rejected: returning, for the interpreter's own end costs
     # ten times the CPU of the stop before it, and waits for threads that plugins have started.
     os._exit(code)

@@ -40,6 +40,7 @@ from reconciled.runtime.housekeeping import Housekeeping
 from reconciled.runtime.keeping import keep
 from reconciled.runtime.once import Once
 from reconciled.runtime.operations import Operations
+from reconciled.runtime.outside import Outside
 from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.runtime.reload import Reloader, Swap, tell_left
@@ -60,6 +61,7 @@ class Daemon:
     prepared: Prepared
     logs: Logs
     signals: Signals
+    outside: Outside
     store: Store
     journal: DurableOperations
     once: bool = False
@@ -151,6 +153,7 @@ class Daemon:
         self._service("resolutions", self.resolutions.serve)
         self._service("housekeeping", Housekeeping(host).serve)
         self._service("keeper", keep, self.host)
+        self.outside.begin(host, self.commands, self._service)
         self.last_resort.begin()
 
     def _service(
@@ -236,6 +239,8 @@ class Daemon:
             keys=sum(len(controller.manifests) for controller in controllers),
             duration_s=round(time.monotonic() - self.began, 3),
         )
+        self.host.ready = True
+        self.outside.tell_ready()
         if self.counted is not None:
             for stalled in self.prepared.stalled:
                 self.counted.stalled(stalled.config.name, stalled.reason)

@@ -45,6 +45,10 @@ class Host:
     services: trio.Nursery
     # Called with each outcome: (key, result, failures in a row). ``run --once`` counts them.
     on_outcome: Callable[[Key, Result, int], None] | None = None
+    # Every source has said something, or has had its time for it.
+    ready: bool = attrs.field(default=False, init=False)
+    # Why no key is handed out at the moment; empty: it is. Set by Dispatcher.pause() alone.
+    paused: str = attrs.field(default="", init=False)
     log: BoundLog = attrs.field(init=False)
     _runs: int = attrs.field(default=0, init=False)
 

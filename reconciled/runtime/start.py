@@ -29,14 +29,16 @@ from reconciled.programs.orphans import become_reaper
 from reconciled.runtime.build import Prepared, prepared_whole
 from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.once import Once
+from reconciled.runtime.outside import Outside
 
 DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 
 
-def run_daemon(
+def run_daemon(  # noqa: PLR0913 - what the process was given
     path: Path,
     environ: Mapping[str, str],
     signals: Signals,
+    outside: Outside,
     *,
     once: bool = False,
     strict: bool = False,
@@ -57,7 +59,9 @@ def run_daemon(
         unbuilt = ["run --strict has no effect in this version: no unit is read"] if strict else []
         for line in (*unbuilt, *not_built(loaded.config)):
             logs.log.warning("config.not_built", reason=line)
-        return _locked(path, environ, signals, prepared, logs, once=once, began=began)
+        return _locked(
+            path, environ, signals, outside, prepared=prepared, logs=logs, once=once, began=began
+        )
     finally:
         signals.ignore_stops()
         logs.close()
@@ -77,9 +81,10 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     path: Path,
     environ: Mapping[str, str],
     signals: Signals,
+    outside: Outside,
+    *,
     prepared: Prepared,
     logs: Logs,
-    *,
     once: bool,
     began: float,
 ) -> int:
@@ -105,7 +110,9 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     kept = prepared.config.journal.history
     journal = DurableOperations.over(store, history=History(kept.operations, kept.age))
     _tell_condition(logs, store, journal)
-    daemon = Daemon(path, environ, prepared, logs, signals, store, journal, once=once, began=began)
+    daemon = Daemon(
+        path, environ, prepared, logs, signals, outside, store, journal, once=once, began=began
+    )
     code = _run(daemon)
     if once and code == DONE:
         code = _once_code(logs, daemon.counted)

@@ -28,6 +28,7 @@ from reconciled.journal.store import Store
 from reconciled.runtime import build
 from reconciled.runtime.build import Ready, prepare
 from reconciled.runtime.daemon import Daemon
+from reconciled.runtime.outside import Outside
 from reconciled.runtime.start import _once_code
 
 PLUGIN = """
@@ -225,6 +226,7 @@ class World:
             prepare(loaded.config),
             logs,
             Told(),
+            Outside.taken({}),
             store,
             DurableOperations.over(store),
             once=once,
