@@ -4,10 +4,15 @@
 #   make test        all tests, with real processes, signals and kills
 #   make test-fast   those without real processes
 #   make kills       SIGKILLs, power cuts and failing calls; replay one: make kills KILL=37
+#   make test-systemd           those under a real systemd, in boxes of their own (root)
+#   make test-systemd-matrix    the same with the systemd of each Debian (root; fetches them once)
 #   make lint        ruff, mypy, flake8
 #   make bench       each program in bench/, one after the other
 #   make lock        write requirements/*.txt anew, with the newest versions
 #   make clean       remove what make made
+#
+#   sudo make install-service      the daemon as a service of this machine; again for an upgrade
+#   sudo make uninstall-service    takes it away; state and configuration stay
 
 PYTHON ?= python3
 VENV := .venv
@@ -27,7 +32,8 @@ FLAKE8 := $(BIN)/flake8 --isolated --select=ASY --disable=ASYNC9,ASYNC114
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast kills lint ruff format mypy flake8 bench lock clean
+.PHONY: help demo test test-fast test-systemd test-systemd-matrix kills lint ruff format mypy \
+	flake8 bench lock install-service uninstall-service clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,6 +46,12 @@ test: $(DEV)
 
 test-fast: $(DEV)
 	$(PYTEST) -m 'not processes'
+
+test-systemd: $(DEV)
+	$(PYTEST) tests/systemd
+
+test-systemd-matrix: $(DEV)
+	@tests/systemd/matrix $(RELEASES)
 
 # What is given on the command line (KILL, KILL_SEED, CUT_SEED) is in the environment of the tests.
 kills: $(DEV)
@@ -98,6 +110,13 @@ lock:
 	$(UV) pyproject.toml requirements/build.in --all-extras --output-file requirements/dev.txt
 	$(UV) pyproject.toml requirements/build.in -c requirements/dev.txt --output-file requirements/run.txt
 	rm -rf .venv-lock
+
+# What may be set, as PREFIX= and DESTDIR=, stands at the head of the script. Its Python is not
+# that of the checkout, which often lives in a home directory, where a service cannot see it.
+install-service uninstall-service:
+	@env -u PYTHON $(foreach name,PYTHON PREFIX BINDIR UNITDIR SYSUSERSDIR TMPFILESDIR CATALOGDIR \
+		SYSCONFDIR WHEELS SYSTEMD DESTDIR,$(if $(filter command line,$(origin $(name))),$(name)='$($(name))')) \
+		systemd/install.sh $(@:-service=)
 
 clean:
 	rm -rf $(VENV) .venv-lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
