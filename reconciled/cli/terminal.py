@@ -66,8 +66,10 @@ def act_as_owner(state: Path) -> None:
     if os.geteuid() != 0 or not state.exists():
         return
     status = state.stat()
-    os.setegid(status.st_gid)
-    os.seteuid(status.st_uid)
+    # Where root is the owner there is nothing to become, and a sandbox refuses even the call.
+    if status.st_uid:
+        os.setegid(status.st_gid)
+        os.seteuid(status.st_uid)
 
 
 __all__ = [
