@@ -34,7 +34,8 @@ _COLOURS = {
     "critical": "\x1b[1;31m",
 }
 
-Renderer = Callable[[str, str, str, Mapping[str, Any]], str]
+# From moment, level, event and fields to what the sink takes.
+Renderer = Callable[[str, str, str, Mapping[str, Any]], bytes]
 
 
 @attrs.define(eq=False)
@@ -55,7 +56,7 @@ class Stamp:
         return f"{last[1]}.{milliseconds:03d}Z"
 
 
-def json_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
+def json_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
     """One JSON object. *fields* are plain data."""
     line = {"time": moment, "level": level, "event": event}
     for name in _FIRST:
@@ -68,41 +69,26 @@ def json_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) ->
     # isascii() is free, and such characters can stand in JSON's strings only.
     if not text.isascii() or "\x7f" in text:
         text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return text + "\n"
+    return encoded(text + "\n")
 
 
-def text_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
+def text_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
     """Aligned text without colour."""
     return _text(moment, level, event, fields, colour=False)
 
 
-def colour_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) -> str:
+def colour_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
     """Aligned text with colour, for a terminal."""
     return _text(moment, level, event, fields, colour=True)
 
 
-def escaped(text: str) -> str:
-    """*text* with every control character, and the backslash, shown as an escape."""
-    return _CONTROL.sub(_escape, text)
+def encoded(text: str) -> bytes:
+    """*text* as it leaves. A name that was no UTF-8 stays readable, and the escape is JSON's."""
+    return text.encode("utf-8", "backslashreplace")
 
 
-def _text(moment: str, level: str, event: str, fields: Mapping[str, Any], *, colour: bool) -> str:
-    dim, bold, reset = (_DIM, _BOLD, _RESET) if colour else ("", "", "")
-    shade = _COLOURS.get(level, "") if colour else ""
-    traceback = fields.get("traceback")
-    names = [name for name in _FIRST if name in fields]
-    names += [name for name in fields if name not in _FIRST and name != "traceback"]
-    shown = " ".join(f"{dim}{escaped(name)}={reset}{_value(fields[name])}" for name in names)
-    head = f"{dim}{moment}{reset} {shade}{level:<8}{reset} {bold}{escaped(event):<{_EVENT_WIDTH}}"
-    line = f"{head}{reset} {shown}".rstrip()
-    if isinstance(traceback, str):
-        # split, not splitlines: the latter also splits at what escaped() makes visible.
-        rows = traceback.rstrip("\n").split("\n")
-        line += "".join(f"\n    {dim}|{reset} {escaped(row)}" for row in rows)
-    return line + "\n"
-
-
-def _value(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A field's plain *value* for a person: bare where that is clear, otherwise quoted."""
     if isinstance(value, str):
         if _BARE.fullmatch(value) and not _CONTROL.search(value):
             return value
@@ -110,6 +96,27 @@ def _value(value: Any) -> str:
     if value is None:
         return "-"
     return _UNSAFE.sub(_escape, json.dumps(value, ensure_ascii=False))
+
+
+def escaped(text: str) -> str:
+    """*text* with every control character, and the backslash, shown as an escape."""
+    return _CONTROL.sub(_escape, text)
+
+
+def _text(moment: str, level: str, event: str, fields: Mapping[str, Any], *, colour: bool) -> bytes:
+    dim, bold, reset = (_DIM, _BOLD, _RESET) if colour else ("", "", "")
+    shade = _COLOURS.get(level, "") if colour else ""
+    traceback = fields.get("traceback")
+    names = [name for name in _FIRST if name in fields]
+    names += [name for name in fields if name not in _FIRST and name != "traceback"]
+    told = " ".join(f"{dim}{escaped(name)}={reset}{shown(fields[name])}" for name in names)
+    head = f"{dim}{moment}{reset} {shade}{level:<8}{reset} {bold}{escaped(event):<{_EVENT_WIDTH}}"
+    line = f"{head}{reset} {told}".rstrip()
+    if isinstance(traceback, str):
+        # split, not splitlines: the latter also splits at what escaped() makes visible.
+        rows = traceback.rstrip("\n").split("\n")
+        line += "".join(f"\n    {dim}|{reset} {escaped(row)}" for row in rows)
+    return encoded(line + "\n")
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The daemon's log: from a call with fields to one line on standard error.
+"""The daemon's log: from a call with fields to one line on standard error, or in the journal.
 
 ``configure()`` makes one Logs object, which is handed on; there is no global logger of ours.
 
@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 import threading
 import time
@@ -23,29 +22,19 @@ import attrs
 import structlog
 import trio
 
-from reconciled.core.folding import FAULTS, Folder, Line, Recovery, Summary, Suppress
+from reconciled.core.folding import Folder, Recovery, Summary, Suppress
 from reconciled.observe import foreign
 from reconciled.observe.bound import LEVELS, BoundLog, bound_log_class, set_level
 from reconciled.observe.descriptor import open_descriptor
+from reconciled.observe.entries import journal_entry
+from reconciled.observe.journald import SOCKET, open_journal
 from reconciled.observe.lines import Renderer, Stamp, colour_line, json_line, text_line
 from reconciled.observe.redaction import REDACTED, Redactor, names_secret
 from reconciled.observe.sink import Sink
+from reconciled.observe.subjects import UNFOLDED, folding_line
 from reconciled.observe.values import message_of, plain, traceback_of
 
-# Events whose equal lines each say something: never folded. A stop interrupts each key once, and a
-# thousand of them at once: to look for repetitions took a fifth of the time until they are out.
-# Those of a reload are answers: who asks again, and reads nothing, takes the daemon for deaf.
-_ANSWERS = ("reload.", "config.invalid", "removals.")
-UNFOLDED = (
-    *("tasks.", "stop.", "log.dropped", "fault.recovered", "reconcile.interrupted"),
-    *_ANSWERS,
-)
-# Differ between lines that say the same; so does every duration, by its name's ending.
-_VOLATILE = frozenset({"event", "run", "cause", "causes", "attempt", "exc_info"})
-_DURATION = "_s"
-_REASON = ("reason", "error")
 _SUMMARY_EVERY = 1.0  # seconds between looks for summaries that are due
-_LONGEST_SUBJECT = 128
 
 
 @attrs.define(eq=False)
@@ -147,7 +136,7 @@ class Logs:
             self.sink.write_from_thread(self._summary_line(summary, now))
         self.sink.close(timeout)
 
-    def line(self, level: str, event: str, fields: Mapping[str, Any]) -> str:
+    def line(self, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
         """The rendered line of an event whose fields are plain data already."""
         return self._render(self._stamp.of(self._wall()), level, event, fields)
 
@@ -182,6 +171,8 @@ class Logs:
             fields["exc_info"] = given
         if isinstance(error, BaseException):
             fields["error_type"] = type(error).__name__
+            if isinstance(error, OSError) and error.errno is not None:
+                fields["errno"] = error.errno
             fields["error"] = message_of(error)
         return fields
 
@@ -196,7 +187,7 @@ class Logs:
     def _fold(self, _logger: Any, level: str, fields: dict[str, Any]) -> dict[str, Any]:
         if level == LEVELS[0] or fields["event"].startswith(UNFOLDED):
             return fields
-        line = _folding_line(level, fields)
+        line = folding_line(level, fields)
         now = self._clock()
         with self._lock:  # _exclusive() by hand: a generator would cost a tenth of the line
             if self._folding:
@@ -217,7 +208,7 @@ class Logs:
             fields["changes"] = verdict.changes
         return fields
 
-    def _finish(self, _logger: Any, level: str, fields: dict[str, Any]) -> str:
+    def _finish(self, _logger: Any, level: str, fields: dict[str, Any]) -> bytes:
         error = fields.pop("exc_info", None)
         if error is not None:
             fields["traceback"] = traceback_of(error, self.redactor)
@@ -232,7 +223,7 @@ class Logs:
             for summary in summaries:
                 self.sink.write(self._summary_line(summary, now))
 
-    def _summary_line(self, summary: Summary, now: float) -> str:
+    def _summary_line(self, summary: Summary, now: float) -> bytes:
         fields = dict(summary.line.fields)
         fields["repeated"] = summary.repeated
         fields["since"] = self._moment(summary.since, now)
@@ -261,7 +252,7 @@ class _Output:
 
     _logs: Logs
 
-    def line(self, line: str) -> None:
+    def line(self, line: bytes) -> None:
         self._logs.sink.write(line)
 
     def lost(self, level: str, event: str, error: Exception) -> None:
@@ -269,68 +260,39 @@ class _Output:
         self._logs.sink.write(self._logs.line(level, "log.failed", fields))
 
 
-def _folding_line(level: str, fields: Mapping[str, Any]) -> Line:
-    stable = {
-        name: value
-        for name, value in fields.items()
-        if name not in _VOLATILE and not name.endswith(_DURATION)
-    }
-    key = _owner(fields)
-    if level not in FAULTS:
-        return Line(fields["event"], level, _subject(stable), key=key, fields=stable)
-    reason = next((str(fields[name]) for name in _REASON if fields.get(name)), "")
-    if key is not None:
-        # One fault of a key at a time: whatever else differs is a change of it.
-        subject, reason = "", reason or _subject(stable)
-    else:
-        told = {k: v for k, v in stable.items() if k not in (*_REASON, "error_type")}
-        # Lines that speak of nothing but their reason are not changes of one another.
-        subject = _subject(told or stable)
-    return Line(fields["event"], level, subject, reason, key, stable)
-
-
-def _owner(fields: Mapping[str, Any]) -> str | None:
-    """What recovered() and forget() call it: the key, or a source as ``CONTROLLER: SOURCE``."""
-    key = fields.get("key")
-    if isinstance(key, str):
-        return key
-    if "controller" in fields and "source" in fields:
-        return f"{fields['controller']}: {fields['source']}"
-    return None
-
-
-def _subject(fields: Mapping[str, Any]) -> str:
-    text = repr(sorted(fields.items()))
-    if len(text) <= _LONGEST_SUBJECT:
-        return text
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
 def configure(  # noqa: PLR0913 - the one place where the outside is handed in
     style: str = "auto",
     level: str = "info",
     *,
     descriptor: int = 2,
+    journal: str = SOCKET,
     environment: Mapping[str, str],
     wall: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
 ) -> Logs:
     """The log on *descriptor*, in *style* (auto, text, json or journal) from *level* on.
 
-    auto is text on a terminal and JSON elsewhere. *environment*: NO_COLOR and TERM are looked
-    at. *clock* times the folding and must be monotonic; *wall* stamps lines.
+    auto is the journal where the manager has connected *descriptor* to it, text on a terminal, and
+    JSON elsewhere; so is journal where there is none. *environment*: JOURNAL_STREAM, NO_COLOR and
+    TERM are looked at. *clock* times the folding and must be monotonic; *wall* stamps lines.
     """
     stamp = Stamp()
-    opened = open_descriptor(descriptor)
-    render = _renderer(style, environment, terminal=opened.terminal)
+    native = None
+    if style in ("auto", "journal"):
+        insist = style == "journal"
+        native = open_journal(environment, descriptor, insist=insist, path=journal)
+    opened = native or open_descriptor(descriptor)
+    render = journal_entry if native else _renderer(style, environment, terminal=opened.terminal)
 
-    def announce(count: int) -> str:
+    def announce(count: int) -> bytes:
         return render(stamp.of(wall()), "warning", "log.dropped", {"count": count})
 
-    logs = Logs(Sink(opened, announce), Redactor(), render, wall, clock, stamp)
+    sink = Sink(opened, announce, datagrams=native is not None)
+    logs = Logs(sink, Redactor(), render, wall, clock, stamp)
     logs.set_level(level)
-    if style == "journal":
-        logs.log.warning("log.journal_missing", hint="lines are JSON on standard error instead")
+    if style == "journal" and native is None:
+        reason = f"there is no journal at {journal}: lines are JSON on standard error instead"
+        logs.log.warning("log.journal_missing", reason=reason)
     return logs
 
 

@@ -1,16 +1,18 @@
-"""Where log lines go: in order, through a bounded buffer, never waiting for the reader.
+"""Where log records go: in order, through a bounded buffer, never waiting for the reader.
 
-1. A line is handed to the kernel by the very call that logs it while the reader keeps up: what
+A record is a line of a byte stream, or one datagram to the journal: the same holds for both.
+
+1. A record is handed to the kernel by the very call that logs it while the reader keeps up: what
    was logged before a crash is out.
-2. Lines leave in the order in which they came; a line is never torn by another one of ours.
-3. A reader that stalls costs memory up to a limit and then lines, which are counted. Once it
-   reads again, one line says how many are missing, at the place where they are missing.
+2. Records leave in the order in which they came; none is torn by another one of ours.
+3. A reader that stalls costs memory up to a limit and then records, which are counted. Once it
+   reads again, one record says how many are missing, at the place where they are missing.
 4. accepted = written + waiting + dropped, at any time.
 5. No method raises because of the reader or the disk.
 
 Any thread may write. The lock is held for short sections without waiting in them, so that even
 the thread that ends a hung process gets through. Its holder may be interrupted by code that logs
-too (a finalizer, a signal handler): it is re-entrant, and such a line goes out after the one
+too (a finalizer, a signal handler): it is re-entrant, and such a record goes out after the one
 that it interrupted.
 """
 
@@ -31,7 +33,7 @@ from reconciled.observe.descriptor import Descriptor
 
 MAX_BYTES = 1 << 20
 MAX_LINES = 8192
-_BATCH = 64  # lines a write() takes from the buffer
+_BATCH = 64  # records of a stream that one write() takes from the buffer
 _AGAIN = 0.05  # seconds between tries where waiting for the descriptor is no help
 # How long a thread waits for the lock: far longer than any holder needs, unless it is hung.
 _PATIENCE = 0.2
@@ -39,7 +41,7 @@ _PATIENCE = 0.2
 
 @attrs.frozen
 class SinkStatistics:
-    """Lines since the start; the sink's own announcements are not counted."""
+    """Records since the start; the sink's own announcements are not counted."""
 
     written: int
     waiting: int
@@ -48,14 +50,19 @@ class SinkStatistics:
 
 @attrs.define(eq=False)
 class Sink:
-    """Takes whole lines, each ending in a newline."""
+    """Takes whole records. Those of a stream are lines, each ending in a newline.
+
+    datagrams: each write() of *descriptor* is one record, taken whole or not at all, and an
+    error of it is that record's own; on a stream an error means that nobody reads any more.
+    """
 
     _descriptor: Descriptor
-    # Makes the line that says how many are missing.
-    _announce: Callable[[int], str]
+    # Makes the record that says how many are missing.
+    _announce: Callable[[int], bytes]
     max_bytes: int = MAX_BYTES
     max_lines: int = MAX_LINES
-    # Waiting lines, and for an announcement how many it says are missing; of the first one
+    datagrams: bool = False
+    # Waiting records, and for an announcement how many it says are missing; of the first one
     # _offset bytes are out.
     _waiting: deque[tuple[bytes, int]] = attrs.field(factory=deque, init=False)
     _bytes: int = attrs.field(default=0, init=False)
@@ -63,16 +70,16 @@ class Sink:
     _accepted: int = attrs.field(default=0, init=False)
     _written: int = attrs.field(default=0, init=False)
     _dropped: int = attrs.field(default=0, init=False)
-    # Dropped and not yet announced. While it is not 0 lines go on being dropped until half the
-    # buffer is free: otherwise a slow reader would get an announcement for each line.
+    # Dropped and not yet announced. While it is not 0 records go on being dropped until half the
+    # buffer is free: otherwise a slow reader would get an announcement for each.
     _unannounced: int = attrs.field(default=0, init=False)
-    # The last thing that went out was a part of a line whose rest was dropped.
+    # The last thing that went out was a part of a record whose rest was dropped.
     _torn: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
     # The lock is held, so that whoever gets it now has interrupted its own thread.
     _inside: bool = attrs.field(default=False, init=False)
-    _interrupting: deque[str] = attrs.field(factory=deque, init=False)
+    _interrupting: deque[bytes] = attrs.field(factory=deque, init=False)
     # Wakes flush_forever() from any thread; None while it does not run.
     _wake: Callable[[], None] | None = attrs.field(default=None, init=False)
 
@@ -86,28 +93,28 @@ class Sink:
         return self._descriptor.terminal
 
     def fileno(self) -> int:
-        """For faulthandler, which writes by itself: standard error where there is nothing else."""
-        return self._descriptor.number if self._descriptor.number >= 0 else 2
+        """For faulthandler, which writes by itself: standard error, unless a stream is ours."""
+        return self._descriptor.number if self._descriptor.number >= 0 and not self.datagrams else 2
 
     def statistics(self) -> SinkStatistics:
-        """What became of the lines so far."""
+        """What became of the records so far."""
         waiting = self._accepted - self._written - self._dropped
         return SinkStatistics(self._written, waiting, self._dropped)
 
-    def write(self, line: str) -> None:
-        """Write *line* now, or keep it for flush_forever(), or drop and count it."""
+    def write(self, record: bytes) -> None:
+        """Write *record* now, or keep it for flush_forever(), or drop and count it."""
         with self._lock:
-            self._write_or_queue(line)
+            self._write_or_queue(record)
 
-    def write_from_thread(self, line: str) -> bool:
+    def write_from_thread(self, record: bytes) -> bool:
         """As write(), for a thread that may not rely on the others: gives up after 0.2 s.
 
-        False: the lock's holder hangs, and the line was lost.
+        False: the lock's holder hangs, and the record was lost.
         """
         if not self._lock.acquire(timeout=_PATIENCE):
             return False
         try:
-            self._write_or_queue(line)
+            self._write_or_queue(record)
         finally:
             self._lock.release()
         return True
@@ -140,7 +147,7 @@ class Sink:
     def close(self, timeout: float) -> None:
         """Write what waits, for *timeout* seconds at most, and drop the rest. Any thread.
 
-        Afterwards lines are only counted. End flush_forever() first, unless the process ends.
+        Afterwards records are only counted. End flush_forever() first, unless the process ends.
         """
         until = time.monotonic() + timeout
         with self._locked(timeout) as held:
@@ -150,27 +157,26 @@ class Sink:
             while self._waiting and (left := until - time.monotonic()) > 0:
                 if not self._poll(left):
                     break
-                self._flush()
+                if not self._flush():  # writable, and nobody there: a journal that is stopped
+                    time.sleep(min(left, _AGAIN))
             self._give_up()
             self._closed = True
             with contextlib.suppress(OSError):
                 self._descriptor.close()
 
-    def _write_or_queue(self, line: str) -> None:
+    def _write_or_queue(self, record: bytes) -> None:
         if self._inside:
-            self._interrupting.append(line)
+            self._interrupting.append(record)
             return
         self._inside = True
         try:
-            self._write(line)
+            self._write(record)
             while self._interrupting:
                 self._write(self._interrupting.popleft())
         finally:
             self._inside = False
 
-    def _write(self, line: str) -> None:
-        # "\udcff" in a name that was no UTF-8: readable, and the right escape within JSON.
-        data = line.encode("utf-8", "backslashreplace")
+    def _write(self, data: bytes) -> None:
         self._accepted += 1
         if self._closed or (self._unannounced and not self._announced()):
             self._drop(1)
@@ -213,11 +219,11 @@ class Sink:
         """Put the announcement of what is missing behind what waits, if there is room."""
         if self._bytes * 2 > self.max_bytes or len(self._waiting) * 2 > self.max_lines:
             return False
-        line = self._announce(self._unannounced)
+        record = self._announce(self._unannounced)
         if self._torn:
-            line = "\n" + line
+            record = b"\n" + record
         missing, self._unannounced = self._unannounced, 0
-        self._append(line.encode("utf-8", "backslashreplace"), missing)
+        self._append(record, missing)
         self._flush()
         return self._unannounced == 0
 
@@ -225,11 +231,13 @@ class Sink:
         """Write what goes out without waiting; whether anything did."""
         progress = False
         while self._waiting:
-            batch = b"".join(data for data, _ in islice(self._waiting, _BATCH))
             try:
-                count = self._descriptor.write(batch[self._offset :])
+                count = self._descriptor.write(self._next())
             except OSError:
-                self._give_up()
+                if self.datagrams:
+                    self._skip()
+                else:
+                    self._give_up()
                 return True
             if count == 0:
                 return progress
@@ -238,6 +246,21 @@ class Sink:
         if self._unannounced and not self._closed:
             self._announced()
         return progress
+
+    def _next(self) -> bytes:
+        if self.datagrams:
+            return self._waiting[0][0]
+        batch = b"".join(data for data, _ in islice(self._waiting, _BATCH))
+        return batch[self._offset :]
+
+    def _skip(self) -> None:
+        """The first of what waits cannot be sent, now or ever: the others are not concerned."""
+        data, missing = self._waiting.popleft()
+        self._bytes -= len(data)
+        if missing:
+            self._unannounced += missing
+        else:
+            self._drop(1)
 
     def _advance(self, count: int) -> None:
         self._offset += count
@@ -249,7 +272,7 @@ class Sink:
             self._written += missing == 0
 
     def _give_up(self) -> None:
-        """Nobody reads: drop what waits, so that a reader who comes later starts with a line."""
+        """Nobody reads: drop what waits, so that a reader who comes later starts with a record."""
         self._torn = self._torn or self._offset > 0
         self._drop(sum(missing == 0 for _, missing in self._waiting))
         self._unannounced += sum(missing for _, missing in self._waiting)

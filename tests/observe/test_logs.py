@@ -50,6 +50,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Log]]:
             style,
             level,
             descriptor=descriptor,
+            journal=str(tmp_path / "no journal"),
             environment={},
             wall=lambda: 1_700_000_000 + time[0],
             clock=lambda: time[0],
@@ -388,8 +389,8 @@ def test_a_line_from_within_the_folding_is_not_folded(make: Callable[..., Log]) 
     assert [line["event"] for line in log.lines()] == ["inner", "outer"]
 
 
-def test_journal_is_json_for_now_and_says_so(make: Callable[..., Log]) -> None:
-    """The journal format is accepted, writes JSON, and says so once."""
+def test_without_a_journal_it_is_json_and_says_so(make: Callable[..., Log]) -> None:
+    """Where there is no journal its format gives JSON, and one warning."""
     log = make("journal")
     log.logs.log.info("a")
     assert [line["event"] for line in log.lines()] == ["log.journal_missing", "a"]

@@ -23,8 +23,8 @@ from reconciled.observe.descriptor import open_descriptor
 from reconciled.observe.sink import Sink
 
 
-def announce(count: int) -> str:
-    return f"dropped {count} lines\n"
+def announce(count: int) -> bytes:
+    return f"dropped {count} lines\n".encode()
 
 
 @attrs.define(eq=False)
@@ -62,7 +62,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def fill(sink: Sink, lines: int, width: int = 100) -> None:
     for number in range(lines):
-        sink.write(f"{number:0{width}}\n")
+        sink.write(f"{number:0{width}}\n".encode())
 
 
 def everything(reader: int) -> bytes:
@@ -77,7 +77,7 @@ def test_a_line_is_out_when_write_returns(pipe: tuple[int, int]) -> None:
     """While the reader keeps up, a line is in the kernel before the call that logs it returns."""
     reader, writer = pipe
     sink = Sink(open_descriptor(writer), announce)
-    sink.write("one\n")
+    sink.write(b"one\n")
     assert os.read(reader, 100) == b"one\n"
 
 
@@ -192,7 +192,7 @@ def test_a_terminal_gets_lines_and_is_known_as_one() -> None:
     master, slave = pty.openpty()
     sink = Sink(open_descriptor(slave), announce)
     assert sink.terminal
-    sink.write("hello\n")
+    sink.write(b"hello\n")
     assert os.read(master, 100) == b"hello\r\n"
     sink.close(0)
     os.close(slave)
@@ -205,10 +205,10 @@ def test_a_file_keeps_append_and_offset(tmp_path: Path) -> None:
     path.write_text("before\n")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     sink = Sink(open_descriptor(descriptor), announce)
-    sink.write("one\n")
+    sink.write(b"one\n")
     with path.open("a") as other:
         other.write("other\n")
-    sink.write("two\n")
+    sink.write(b"two\n")
     sink.close(1)
     os.close(descriptor)
     assert path.read_text() == "before\none\nother\ntwo\n"
@@ -221,7 +221,7 @@ def test_a_closed_reader_is_only_counted(pipe: tuple[int, int]) -> None:
     os.close(reader)
     fill(sink, 10)
     sink.close(0.2)
-    sink.write("late\n")
+    sink.write(b"late\n")
     assert sink.statistics().dropped == 11
 
 
@@ -240,9 +240,9 @@ def test_a_full_disk_leaves_whole_lines() -> None:
     """After a line that was cut by an error the next one starts on a line of its own."""
     descriptor = Scripted([3, None])
     sink = Sink(descriptor, announce)
-    sink.write("first\n")
-    sink.write("second\n")
-    sink.write("third\n")
+    sink.write(b"first\n")
+    sink.write(b"second\n")
+    sink.write(b"third\n")
     assert descriptor.got == b"fir\ndropped 1 lines\nsecond\nthird\n"
 
 
@@ -251,7 +251,7 @@ def test_a_lost_announcement_is_made_up_for() -> None:
     descriptor = Scripted([None, None, None])
     sink = Sink(descriptor, announce)
     fill(sink, 3, width=1)
-    sink.write("seen\n")
+    sink.write(b"seen\n")
     assert descriptor.got == b"dropped 3 lines\nseen\n"
 
 
@@ -261,13 +261,13 @@ def test_a_line_logged_in_the_midst_of_a_write_waits_for_it() -> None:
     class Interrupted(Scripted):
         def write(self, data: bytes) -> int:
             if data == b"outer\n":
-                sink.write("inner\n")
-                assert sink.write_from_thread("inner too\n")
+                sink.write(b"inner\n")
+                assert sink.write_from_thread(b"inner too\n")
             return super().write(data)
 
     descriptor = Interrupted([])
     sink = Sink(descriptor, announce)
-    sink.write("outer\n")
+    sink.write(b"outer\n")
     assert descriptor.got == b"outer\ninner\ninner too\n"
     assert sink.statistics().written == 3
 
@@ -285,7 +285,7 @@ def test_a_hung_holder_does_not_hold_the_last_resort() -> None:
     thread = threading.Thread(target=hang)
     thread.start()
     held.wait()
-    assert not sink.write_from_thread("line\n")
+    assert not sink.write_from_thread(b"line\n")
     sink.close(0.01)
     release.set()
     thread.join()
@@ -301,7 +301,7 @@ def test_threads_share_it() -> None:
 
     def say(name: int) -> None:
         for number in range(500):
-            sink.write(f"{name} {number} {'x' * 200}\n")
+            sink.write(f"{name} {number} {'x' * 200}\n".encode())
 
     threads = [threading.Thread(target=say, args=(name,)) for name in range(4)]
     for thread in threads:
@@ -333,7 +333,7 @@ def test_every_line_is_written_waiting_or_dropped(
     descriptor = Scripted(list(script))
     sink = Sink(descriptor, announce, max_lines=max_lines)
     for number in range(count):
-        sink.write(f"line {number:0{random_.randint(1, 20)}} whole\n")
+        sink.write(f"line {number:0{random_.randint(1, 20)}} whole\n".encode())
         now = sink.statistics()
         assert now.written + now.waiting + now.dropped == number + 1
         assert len(sink._waiting) <= max_lines + 1

@@ -1,0 +1,97 @@
+"""One log line as an entry of systemd's journal, in the journal's native protocol.
+
+1. MESSAGE is what a person reads: ``EVENT KEY: REASON (FIELD=VALUE …)``. The journal shows time
+   and unit before it, and the priority as a colour, so that none of them stands in it.
+2. Each field of the line is a field of the entry as well, by which entries can be looked for:
+   ``RECONCILED_`` and its name. Those that the journal has names for take them.
+3. Nothing in a value can end it or begin a field of its own: what has a newline goes with its
+   length before it.
+
+Where in the code a line comes from is left out: an event is logged in one place, mostly, and to
+look for that place costs as much as the entry.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from reconciled.observe.kinds import MESSAGE_IDS
+from reconciled.observe.lines import encoded, escaped, shown
+
+PREFIX = "RECONCILED_"
+IDENTIFIER = "reconciled"
+PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+_LONGEST_NAME = 64  # the journal drops a field with a longer one
+_KNOWN = {"traceback": "TRACEBACK", "errno": "ERRNO"}
+_NO_NAME = re.compile("[^A-Z0-9_]")
+_WHY = ("reason", "error")
+# Told by the message in a way of its own, or by another field of it.
+_TOLD = frozenset({"key", *_WHY, "traceback", "errno"})
+_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
+
+
+def journal_entry(_moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
+    """The datagram of an event. *fields* are plain data; those that are None are left out."""
+    rows = [f"PRIORITY={PRIORITIES[level]}\nSYSLOG_IDENTIFIER={IDENTIFIER}"]
+    if event in MESSAGE_IDS:
+        rows.append(f"MESSAGE_ID={MESSAGE_IDS[event]}")
+    long = []
+    for name, text in _pairs(event, fields):
+        if "\n" in text:
+            long.append((name, text))
+        else:
+            rows.append(f"{name}={text}")
+    rows.append("")
+    entry = encoded("\n".join(rows))
+    for name, text in long:
+        data = encoded(text)
+        entry += b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data)
+    return entry
+
+
+def message(event: str, fields: Mapping[str, Any]) -> str:
+    """What a person reads of it; a traceback below, which is the one thing of several lines."""
+    text = escaped(event)
+    key = fields.get("key")
+    if key is not None:
+        text += f" {_words(key)}"
+    for name in _WHY:
+        if fields.get(name):
+            text += f": {_words(fields[name])}"
+    rest = [
+        f"{escaped(name)}={shown(value)}"
+        for name, value in fields.items()
+        if name not in _TOLD and value is not None
+    ]
+    if rest:
+        text += f" ({' '.join(rest)})"
+    traceback = fields.get("traceback")
+    if isinstance(traceback, str):
+        rows = traceback.rstrip("\n").split("\n")
+        text += "".join(f"\n  {escaped(row)}" for row in rows)
+    return text
+
+
+def _words(value: Any) -> str:
+    return escaped(value) if isinstance(value, str) else shown(value)
+
+
+def _pairs(event: str, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = [("MESSAGE", message(event, fields)), (f"{PREFIX}EVENT", event)]
+    for name, value in fields.items():
+        if value is not None:
+            pairs.append((field_name(name), value if type(value) is str else _ENCODE(value)))
+    return pairs
+
+
+# A memo of a pure function: the same few names come with every line.
+@functools.lru_cache(maxsize=1024)
+def field_name(name: str) -> str:
+    """What the journal calls the field *name*: capitals, digits and underscores alone."""
+    known = _KNOWN.get(name)
+    return known or (PREFIX + _NO_NAME.sub("_", name.upper()))[:_LONGEST_NAME]
