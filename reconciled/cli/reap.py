@@ -9,6 +9,9 @@ lives: nothing was touched · 78 the state directory cannot be used.
    most ``--wait``; both get ``--term`` between SIGTERM and SIGKILL.
 3. By hand it looks at recorded identities only. As the service manager's control process it
    ends what else is in the unit's own control group, since nobody else will.
+4. While it waits it says for whom, and asks the manager for the time: a unit's own limit need
+   not be as long as the longest budget.
+5. It runs after every stop. What only waiting needs is imported by then.
 """
 
 from __future__ import annotations
@@ -18,11 +21,23 @@ import os
 import sys
 from pathlib import Path
 
+import attrs
+
+from reconciled.config.places import find_config, find_state
 from reconciled.core.durations import parse_duration
 from reconciled.journal.lock import Locked, StateLock, StateRefused
-from reconciled.programs.reaper import Reaper, own_group
+from reconciled.programs.cgroup import group_of_control_process
+from reconciled.programs.reaper import Reaper
+
+TYPE_CHECKING = False  # typing itself takes 4 ms
+if TYPE_CHECKING:
+    from reconciled.service.notify import Notifier
 
 USAGE, KILLED, LIVES, REFUSED = 2, 3, 75, 78
+# Beyond what is waited for: for the next measure, and for the message that asks for more time.
+SLACK = 5.0
+# A manager that is asked for more would wait so much longer for a reaper that hangs.
+EXTENSION = 30.0
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -31,12 +46,11 @@ def execute(arguments: argparse.Namespace) -> int:
         wait, term = parse_duration(arguments.wait), parse_duration(arguments.term)
     except ValueError as error:
         return _refuse(USAGE, str(error))
-    written = arguments.state or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if not written:
+    state = _state(arguments)
+    if state is None:
         return _refuse(
             USAGE, "no state directory: write --state DIRECTORY, or set $STATE_DIRECTORY"
         )
-    state = Path(written).absolute()
     if not state.is_dir():
         return 0  # no daemon has ever got so far as to start a program
     _act_as_owner(state)
@@ -47,18 +61,40 @@ def execute(arguments: argparse.Namespace) -> int:
     except StateRefused as refused:
         return _refuse(REFUSED, str(refused))
     try:
-        # Only a service manager sets it, and only for its own control processes.
-        group = own_group() if "SERVICE_RESULT" in os.environ else None
-        killed = Reaper(wait, term, _say, group).reap(state / "operations")
+        group = group_of_control_process(os.environ)
+        killed = Reaper(wait, term, _say, group, _Manager().hear).reap(state / "operations")
     finally:
         lock.release()
     return KILLED if killed else 0
 
 
+def _state(arguments: argparse.Namespace) -> Path | None:
+    if arguments.state:
+        return Path(arguments.state).absolute()
+    return find_state(find_config(arguments.config, os.environ), os.environ)
+
+
+@attrs.define(eq=False)
+class _Manager:
+    """The service manager, as whoever waits speaks to it; silent where there is none."""
+
+    _notifier: Notifier | None = attrs.field(default=None, init=False)
+
+    def hear(self, waiting: str, seconds: float) -> None:
+        """Whom this waits for, and for how many *seconds* at most."""
+        if self._notifier is None:
+            from reconciled.service.notify import Notifier
+
+            self._notifier = Notifier.taken(os.environ)
+        self._notifier.status(waiting)
+        self._notifier.extend(min(seconds + SLACK, EXTENSION))
+
+
 def _act_as_owner(state: Path) -> None:
     """As root, be the owner of *state*: the next daemon has to read what is written."""
-    if os.geteuid() == 0:
-        status = state.stat()
+    status = state.stat()
+    # Where root is the owner there is nothing to become, and a sandbox refuses even the call.
+    if os.geteuid() == 0 and status.st_uid:
         os.setegid(status.st_gid)
         os.seteuid(status.st_uid)
 

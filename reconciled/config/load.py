@@ -32,6 +32,7 @@ from reconciled.config.model import (
     PluginsConfig,
     StopConfig,
 )
+from reconciled.config.places import INCLUDED, find_config
 from reconciled.config.positions import Path as Steps
 from reconciled.config.positions import Positions
 from reconciled.config.structure import Structurer
@@ -40,7 +41,7 @@ from reconciled.config.watches import absolute
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
 
-_DEFAULT = Path("/etc/reconciled/reconciled.yaml")
+__all__ = ["Loaded", "find_config", "load"]
 
 _SECTIONS: dict[str, Any] = {
     "state": Path,
@@ -52,8 +53,6 @@ _SECTIONS: dict[str, Any] = {
     "control": ControlConfig,
     "plugins": PluginsConfig,
 }
-# Where nothing is said of it; a directory that is not there is no fault.
-_INCLUDED = ("conf.d/*.yaml",)
 _KEYS = (*_SECTIONS, "include", "controllers")
 
 
@@ -63,16 +62,6 @@ class Loaded:
 
     config: Config
     warnings: list[Problem]
-
-
-def find_config(argument: str | None, environ: Mapping[str, str]) -> Path:
-    """Which file is the configuration; it need not exist."""
-    chosen = argument or environ.get("RECONCILED_CONFIG")
-    if chosen:
-        return absolute(Path.cwd(), Path(chosen))
-    directory = environ.get("CONFIGURATION_DIRECTORY", "").partition(":")[0]
-    # systemd joins several directories with colons; the first is the one named first.
-    return Path(directory) / "reconciled.yaml" if directory else _DEFAULT
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Loaded:
@@ -159,7 +148,7 @@ class _Loading:
         try:
             patterns = self.structurer.structure(
                 tuple[str, ...],
-                main.data.get("include", [*_INCLUDED]),
+                main.data.get("include", [*INCLUDED]),
                 main.positions,
                 ("include",),
             )

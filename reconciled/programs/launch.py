@@ -2,6 +2,7 @@
 
 The environment is this process's own without what is meant for it alone; standard input is a
 file in memory; output goes to a file. No pipe that blocks a program, or breaks when we die.
+Where memory runs out, a program is ended before this process is, whatever score that has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import attrs
 from reconciled.programs import supervised
 from reconciled.programs.children import DirectLeader, Leader, clean_signals
 from reconciled.programs.output import Output
+from reconciled.programs.parent import raise_oom_score
 from reconciled.programs.supervised import Supervision
 
 _NOT_INHERITED = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY")
@@ -36,7 +38,11 @@ class Launch:
 
     def start(self, log: Output) -> Leader:
         """Start it. Blocks, for a thread: until the program is in place of its fork."""
-        return DirectLeader.of(self._popen(self.arguments, log, self.directory, self.environment))
+        popen = self._popen(self.arguments, log, self.directory, self.environment)
+        # Afterwards, since nothing of ours runs between fork and exec: what it starts in its
+        # first instant may keep our score. Under a small parent that comes beforehand.
+        raise_oom_score(b"/proc/%d/oom_score_adj" % popen.pid)
+        return DirectLeader.of(popen)
 
     def start_under_parent(
         self, log: Output, supervision: Supervision, parents: set[int]
@@ -44,7 +50,7 @@ class Launch:
         """The same under a small parent, noted at once in *parents*; blocks for some syncs."""
 
         def run_parent(command: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-            return self._popen(command, log, None, None, fds)
+            return self._popen(command, log, None, _inherited(), fds)
 
         order = supervised.order(supervision, self.arguments, self.environment, self.directory)
         return supervised.start(supervision, order, run_parent, parents)
@@ -54,7 +60,7 @@ class Launch:
         command: Sequence[str],
         log: Output,
         directory: Path | None,
-        environment: Mapping[str, str] | None,
+        environment: Mapping[str, str],
         descriptors: tuple[int, ...] = (),
     ) -> subprocess.Popen[bytes]:
         with _memory_file(self.stdin) as source, log.writer() as writer, clean_signals():
@@ -75,11 +81,15 @@ def program_environment(additions: Mapping[str, str]) -> dict[str, str]:
 
     PATH ends with the directory of ``reconciled``, so that a program can call it back.
     """
-    environment = {name: value for name, value in os.environ.items() if not _ours_alone(name)}
+    environment = _inherited()
     environment.update(additions)
     path = environment.get("PATH") or os.defpath
     environment["PATH"] = f"{path}{os.pathsep}{_own_directory()}"
     return environment
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not _ours_alone(name)}
 
 
 def _ours_alone(name: str) -> bool:

@@ -100,6 +100,7 @@ def _execute(order: Order) -> int:
     _, arguments, files, environment, where, _ = order
     for number in RESTORED:
         _signal.signal(number, _signal.SIG_DFL)
+    raise_oom_score(b"/proc/self/oom_score_adj")
     try:
         if where is not None:
             posix.chdir(where)
@@ -114,6 +115,24 @@ def _execute(order: Order) -> int:
             if last not in _NOT_FOUND:
                 found = found or last
     return found or last
+
+
+def raise_oom_score(file: bytes) -> None:
+    """Where memory runs out, the program is ended before its daemon, and before this process.
+
+    A unit gives the daemon a score below 0, which would be inherited. To raise it takes no
+    right; where the kernel refuses all the same, or the process is gone, nothing is lost.
+    """
+    try:
+        score = posix.open(file, posix.O_RDONLY)
+        low = posix.read(score, 16).startswith(b"-")
+        posix.close(score)
+        if low:
+            score = posix.open(file, posix.O_WRONLY | posix.O_TRUNC)
+            posix.write(score, b"0")
+            posix.close(score)
+    except OSError:
+        return
 
 
 def _not_started(pid: int, go: int, daemon: int, message: bytes) -> int:

@@ -2,28 +2,36 @@
 
 1. Nobody is signalled by number alone: a program is known by its record (``survivors``), a
    stray by its place in the unit's own control group, and signalled through a descriptor.
-2. A critical program has its own budget, at most *wait* of it; nothing below it is a stray.
+2. A critical program has its own budget, at most *wait* of it; nothing that it has started is
+   a stray.
 3. Whoever is asked to end has *term* seconds before it is killed.
 4. What was ended here and recorded by nobody is recorded as ended by that signal.
+
+Two use it: ``reconciled reap`` after a daemon's end, and the next start, which leaves critical
+programs to their adoption.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
 from reconciled.core.durations import format_duration
-from reconciled.programs.processes import Process, look_up
+from reconciled.programs.cgroup import belongs, members_of
+from reconciled.programs.processes import Process
 from reconciled.programs.records import Damaged, Identity
-from reconciled.programs.survivors import KILL_TAKES, POLL, Survivor, find, send
+from reconciled.programs.survivors import KILL_TAKES, POLL, Survivor, find, is_of, send
 
 Tell = Callable[[str], None]
+# Whom this waits for, for people, and for how many seconds it does so at most before the next
+# measure. Called as long as it waits, at least every third of those seconds.
+Report = Callable[[str, float], None]
+REPORT_EVERY = 5.0
 _KILL, _PARENT = 2, 3
 
 
@@ -42,35 +50,68 @@ class Patient:
 
 @attrs.define(eq=False)
 class Reaper:
-    """One pass of ``reconciled reap``.
+    """One pass over what a daemon left running.
 
-    group  the control group whose other processes are ended too; None: none are
+    group    the control group whose other processes are ended too; None: none are
+    report   told while somebody is waited for
+    adopted  operations whose critical programs somebody else waits for: they are left alone
     """
 
     wait: float
     term: float
     tell: Tell
     group: Path | None = None
+    report: Report | None = None
+    adopted: frozenset[str] = frozenset()
     _killed: bool = attrs.field(default=False, init=False)
     _strays: dict[Identity, Patient] = attrs.field(factory=dict, init=False)
+    _spared: list[Survivor] = attrs.field(factory=list, init=False)
+    _report_at: float = attrs.field(default=-math.inf, init=False)
 
     def reap(self, operations: Path) -> bool:
         """See to everybody of *operations*, the directory; whether force was needed.
 
         That is: SIGKILL, or any signal for a critical program.
         """
-        left = {survivor: self._patient(survivor) for survivor in self._survivors(operations)}
-        while True:
-            for survivor, patient in list(left.items()):
-                if survivor.alive and not patient.given_up:
-                    self._press(patient, survivor)
-                else:
-                    self._note(survivor, patient)
-                    survivor.close()
-                    del left[survivor]
-            if not self._see_to_strays(left) and not left:
-                return self._killed
-            time.sleep(POLL)
+        left: dict[Survivor, Patient] = {}
+        for survivor in self._survivors(operations):
+            if survivor.assignment.critical and survivor.directory.name in self.adopted:
+                self._spared.append(survivor)
+            else:
+                left[survivor] = self._patient(survivor)
+        try:
+            while self._pass(left):
+                time.sleep(POLL)
+        finally:
+            for survivor in (*left, *self._spared):
+                survivor.close()
+        return self._killed
+
+    def _pass(self, left: dict[Survivor, Patient]) -> bool:
+        """One look at everybody; whether anybody is left to wait for."""
+        for survivor, patient in list(left.items()):
+            if survivor.alive and not patient.given_up:
+                self._press(patient, survivor)
+            else:
+                self._note(survivor, patient)
+                survivor.close()
+                del left[survivor]
+        self._see_to_strays((*left, *self._spared))
+        waiting = [*left.values(), *(p for p in self._strays.values() if not p.given_up)]
+        if waiting:
+            self._tell_waiting(waiting)
+        return bool(waiting)
+
+    def _tell_waiting(self, waiting: Sequence[Patient]) -> None:
+        now = time.monotonic()
+        if self.report is None or now < self._report_at:
+            return
+        last = max(waiting, key=lambda patient: patient.until)
+        seconds = max(0.0, last.until - now)
+        doing = "ends" if last.measure else "waits for"
+        more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        self.report(f"{doing} {last.name}{more}, {format_duration(round(seconds))} left", seconds)
+        self._report_at = now + min(REPORT_EVERY, max(seconds, KILL_TAKES) / 3)
 
     def _survivors(self, operations: Path) -> Iterator[Survivor]:
         for directory in sorted(operations.iterdir()) if operations.is_dir() else ():
@@ -125,16 +166,14 @@ class Reaper:
         except (Damaged, OSError) as error:
             self.tell(f"how {patient.name} ended could not be noted: {error}")
 
-    def _see_to_strays(self, left: Iterable[Survivor]) -> bool:
-        """End who else is in the control group; whether anybody is."""
+    def _see_to_strays(self, known: Sequence[Survivor]) -> None:
+        """End who else is in the control group."""
         if self.group is None:
-            return False
-        spared = {survivor.record.program.pid for survivor in left}
-        spared |= {survivor.record.parent.pid for survivor in left}
+            return
         found = {
             Identity(process.pid, process.started): process
             for process in members_of(self.group)
-            if process.alive and not _belongs(process, spared)
+            if process.alive and not _is_of_one(process, known)
         }
         self._strays = {each: self._strays[each] for each in found if each in self._strays}
         for identity, process in found.items():
@@ -143,7 +182,6 @@ class Reaper:
                 patient = self._stray(process)
                 self._strays[identity] = patient
             self._press(patient, None)
-        return any(not patient.given_up for patient in self._strays.values())
 
     def _stray(self, process: Process) -> Patient:
         def signal_it(number: int) -> bool:
@@ -152,42 +190,11 @@ class Reaper:
         return Patient(f"{process.name} (pid {process.pid})", False, signal_it, -math.inf)  # noqa: FBT003 plain fields
 
 
-def members_of(group: Path) -> Iterator[Process]:
-    """Who is in the control group *group* or below it, without this process and those above it."""
-    above = set(_line_of(os.getpid()))
-    for file in sorted(group.rglob("cgroup.procs")):
-        try:
-            pids = [int(line) for line in file.read_text().split()]
-        except OSError:  # the group went meanwhile
-            continue
-        for pid in pids:
-            process = None if pid in above else look_up(pid)
-            if process is not None:
-                yield process
+def _is_of_one(process: Process, known: Sequence[Survivor]) -> bool:
+    """Whether *process* is part of a program of *known*, which deal with their own.
 
-
-def own_group() -> Path | None:
-    """The unit's control group, where this process is its control process; None: not known.
-
-    A unit with delegation runs its control processes in a leaf of their own, ``.control``.
+    By descent and process group; and by what it was told of its operation, for a helper that
+    has left both: to end it would tear the program that relies on it.
     """
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        number, _, path = line.split(":", 2)
-        place = path.removesuffix("/.control").strip("/")
-        if number == "0" and place:
-            group = Path("/sys/fs/cgroup") / place
-            return group if (group / "cgroup.procs").exists() else None
-    return None
-
-
-def _belongs(process: Process, spared: set[int]) -> bool:
-    """Whether *process* is, descends from, or is in the group of one of *spared*."""
-    return process.group in spared or not spared.isdisjoint(_line_of(process.pid))
-
-
-def _line_of(pid: int) -> Iterator[int]:
-    """*pid*, its parent, and so on."""
-    while pid > 0:
-        yield pid
-        process = look_up(pid)
-        pid = 0 if process is None else process.parent
+    pids = {pid for each in known for pid in (each.record.program.pid, each.record.parent.pid)}
+    return belongs(process, pids) or any(is_of(process, each.directory) for each in known)

@@ -150,9 +150,12 @@ class Survivor:
         """Who lives in the group of a program that is gone, where no small parent ends them."""
         if _lives(self._program) or _lives(self._parent) or not self._here or self._has_end():
             return []
-        mark = f"RECONCILED_OPERATION={self.directory.name}".encode()
         group = self.record.program.pid
-        return [p for p in everybody() if p.group == group and p.alive and mark in _environment(p)]
+        return [
+            each
+            for each in everybody()
+            if each.group == group and each.alive and is_of(each, self.directory)
+        ]
 
     def _has_end(self) -> bool:
         """Whether an end is recorded; one that cannot be read says nothing about who is left."""
@@ -229,11 +232,13 @@ def _poll(descriptors: list[int], seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def _environment(process: Process) -> list[bytes]:
+def is_of(process: Process, directory: Path) -> bool:
+    """Whether the environment of *process* names the operation of *directory*."""
+    mark = f"RECONCILED_OPERATION={directory.name}".encode()
     try:
-        return Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        return mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return []
+        return False
 
 
 def send(process: Process, number: int) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +20,14 @@ from operations import ID, end_all_of, start_host, wait_for
 
 from reconciled.cli.main import main
 from reconciled.journal.lock import StateLock
+from reconciled.programs.cgroup import members_of
 from reconciled.programs.processes import look_up
-from reconciled.programs.reaper import Reaper, members_of
+from reconciled.programs.reaper import Reaper
 from reconciled.programs.records import ChildRecord, read_child, read_end
+from reconciled.runtime.leftovers import end_leftovers
+from reconciled.service.notify import Notifier
 
+RECONCILED = Path(sys.executable).with_name("reconciled")
 pytestmark = pytest.mark.processes
 
 ENDS_ON_WORD = "touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 6"
@@ -158,7 +165,7 @@ def test_damaged_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["reap"], "no state directory: write --state DIRECTORY"),
+        (["--config", "/none", "reap"], "no state directory: write --state DIRECTORY"),
         (["reap", "--state", "/", "--wait", "10"], "'10' is not a duration"),
     ],
 )
@@ -183,8 +190,52 @@ def test_state_of_the_service_manager(state: Path, monkeypatch: pytest.MonkeyPat
     assert read_end(directory) is not None
 
 
+def test_state_of_the_configuration(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks where the daemon has looked: a configured directory, be the rest of it invalid."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    config = state / "r.yaml"
+    config.write_text(f"state: {state}\nnonsense: [\n")
+    monkeypatch.setenv("STATE_DIRECTORY", "/elsewhere")
+    assert main(["--config", str(config), "reap"]) == 0
+    assert read_end(directory) is not None
+    assert capsys.readouterr().err == f"reconciled reap: apply of operation {ID} gets SIGTERM\n"
+
+
+def test_the_manager_is_told(state: Path) -> None:
+    """While it waits it says for whom and how long, and asks for that time and a little more."""
+    left_behind(state, ENDS_ON_WORD, budget=12)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(state / "notify"))
+        manager.settimeout(10)
+        reaping = subprocess.Popen(
+            [RECONCILED, "reap", "--state", str(state)],
+            env={**os.environ, "NOTIFY_SOCKET": str(state / "notify")},
+        )
+        status, extension = (manager.recv(4096).decode() for _ in range(2))
+        (state / "go").touch()
+        assert reaping.wait(20) == 0
+    assert re.fullmatch(rf"STATUS=waits for apply of operation {ID}, (8|9|1[012])s left\n", status)
+    number = int(extension.removeprefix("EXTEND_TIMEOUT_USEC="))
+    assert 12_000_000 < number < 17_100_000
+
+
+def test_an_extension_is_bounded(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks for more than 30 s at once: a reaper that hangs is not waited for as long."""
+    left_behind(state, ENDS_ON_WORD, budget=500)
+    asked: list[float] = []
+    monkeypatch.setattr(Notifier, "extend", lambda _, seconds: asked.append(seconds))
+    assert reap(state, "--wait", "400ms") == 3
+    (state / "go").unlink(missing_ok=True)
+    left_behind(state, ENDS_ON_WORD, budget=500)
+    monkeypatch.setattr(Notifier, "status", lambda *_: (state / "go").touch())
+    assert reap(state) == 0
+    assert (asked[0] < 6, asked[-1]) == (True, 30)
+
+
 def test_no_trio(state: Path) -> None:
-    """It imports no trio: it has to work where hardly anything does."""
+    """It imports no trio: it has to work where hardly anything does, and after every stop."""
     script = (
         "import sys; from reconciled.cli import main;"
         f" code = main(['reap', '--state', {str(state)!r}]); print(code, 'trio' in sys.modules)"
@@ -232,3 +283,74 @@ def test_a_critical_program_has_no_strays(state: Path) -> None:
         (f"sleep (pid {member})", "SIGTERM"),
     ]
     assert not alive(member)
+
+
+def test_a_helper_that_went_its_own_way_is_no_stray(state: Path) -> None:
+    """What has left a critical program's group and descent, but is of its operation, stays."""
+    helper = "sh -c 'setsid sleep 60 & echo $! > helper' &"
+    directory = left_behind(
+        state, f"{helper} until [ -s helper ]; do :; done; {ENDS_ON_WORD}", budget=60
+    )
+    helping = int((state / "helper").read_text())
+    process = look_up(helping)
+    assert process is not None
+    record = child_of(directory)
+    assert {process.parent, process.group}.isdisjoint({record.program.pid, record.parent.pid})
+    said: list[str] = []
+
+    def hear(_text: str, _seconds: float) -> None:
+        assert alive(helping)
+        (state / "go").touch()
+
+    group = a_group(state, [helping, record.program.pid, record.parent.pid])
+    assert not Reaper(600, 30, said.append, group, hear).reap(state / "operations")
+    assert said[-1] == f"sleep (pid {helping}) gets SIGTERM"
+
+
+# -- the start of the next daemon ------------------------------------------------
+
+
+def test_the_start_leaves_critical_programs_to_their_adoption(state: Path) -> None:
+    """At a start whatever is left is ended, but critical programs of operations that are open."""
+    adopted = left_behind(state, ENDS_ON_WORD, budget=60, name=ID + "A")
+    closed = left_behind(state, ENDS_ON_WORD, budget=60, name=ID + "B")
+    ordinary = left_behind(state, ENDS_ON_WORD, name=ID + "C")
+    stray = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    records = [child_of(each) for each in (adopted, closed, ordinary)]
+    pids = [pid for each in records for pid in (each.program.pid, each.parent.pid)]
+    log = Lines()
+    group = a_group(state, [*pids, stray.pid])
+    found = [SimpleNamespace(id=adopted.name), SimpleNamespace(id=ordinary.name)]
+    end_leftovers(group, state / "operations", found, log)  # type: ignore[arg-type]
+    assert [alive(each.program.pid) for each in records] == [True, False, False]
+    assert stray.wait() == -signal.SIGTERM
+    assert read_end(adopted) is None
+    for directory in (closed, ordinary):
+        end = read_end(directory)
+        assert end is not None
+        assert end.signal == signal.SIGTERM
+    assert sorted(log.reasons) == [
+        f"apply of operation {ID}B gets SIGTERM",
+        f"apply of operation {ID}C gets SIGTERM",
+        f"sleep (pid {stray.pid}) gets SIGTERM",
+    ]
+
+
+def test_the_start_alone_in_its_group_looks_no_further(state: Path) -> None:
+    """Where nobody is left, no record is read: most starts have nothing to wait for."""
+    log = Lines()
+    (state / "operations" / ID).mkdir(parents=True)
+    (state / "operations" / ID / "child").write_text("{")
+    end_leftovers(a_group(state, []), state / "operations", [], log)  # type: ignore[arg-type]
+    assert log.reasons == []
+
+
+class Lines:
+    """A log that keeps the reasons."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def warning(self, event: str, *, reason: str) -> None:
+        assert event == "program.left_over"
+        self.reasons.append(reason)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
+import pytest
 
 from reconciled.programs.processes import everybody
 
@@ -81,6 +83,21 @@ def end_all_of(directory: Path) -> None:
                 os.kill(process.pid, signal.SIGKILL)
         except OSError:
             continue
+
+
+@contextlib.contextmanager
+def low_score(score: int = -250) -> Iterator[None]:
+    """This process as a unit makes its daemon for the kernel's out-of-memory killer."""
+    file = Path("/proc/self/oom_score_adj")
+    before = file.read_text()
+    try:
+        file.write_text(str(score))
+    except PermissionError:
+        pytest.skip("to lower one's own score needs CAP_SYS_RESOURCE, which many containers lack")
+    try:
+        yield
+    finally:
+        file.write_text(before)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 sys.path.insert(0, str(Path(__file__).parent))
-from operations import ID, end_all_of, made, start_host, wait_for
+from operations import ID, end_all_of, low_score, made, start_host, wait_for
 
 from reconciled.core.stages import StopLimits
 from reconciled.programs import ProgramFailed, parent, run_program, supervised
@@ -165,6 +165,46 @@ async def test_told(place: Path) -> None:
         "RECONCILED_STEP": "half",
         "RECONCILED_HANDLE": f"2:{place}",
     }
+
+
+@pytest.mark.optional
+async def test_small_parent_keeps_the_low_score(place: Path) -> None:
+    """Where memory runs out the program goes first, from its first instruction, not its parent."""
+    script = "read mine </proc/self/oom_score_adj; read its </proc/$PPID/oom_score_adj"
+    with low_score():
+        ended = await run_program(["sh", "-c", f"{script}; echo $mine $its"], operation=made(place))
+    assert ended.tail == ("0 -250",)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("-250\n", "0"), ("-1\n", "0"), ("0\n", "0\n"), ("300\n", "300\n")]
+)
+def test_only_a_low_score_is_raised(tmp_path: Path, before: str, after: str) -> None:
+    """A score that makes the daemon itself a likely victim is not lowered for its programs."""
+    file = tmp_path / "score"
+    file.write_text(before)
+    parent.raise_oom_score(bytes(file))
+    assert file.read_text() == after
+
+
+def test_a_score_that_cannot_be_raised(tmp_path: Path) -> None:
+    """A process that is gone, or a kernel that refuses, is no reason not to go on."""
+    parent.raise_oom_score(bytes(tmp_path / "gone"))
+    parent.raise_oom_score(bytes(tmp_path))
+
+
+async def test_small_parent_knows_nothing_of_the_manager(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is meant for the daemon alone is in the environment of no process that it starts."""
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "CREDENTIALS_DIRECTORY"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("KEPT", "kept")
+    await run_program(["sh", "-c", f"cp /proc/$PPID/environ {place}/found"], operation=made(place))
+    found = {line.partition(b"=")[0] for line in (place / "found").read_bytes().split(b"\0")}
+    assert b"KEPT" in found
+    prefixes = (b"NOTIFY", b"WATCHDOG", b"LISTEN", b"CREDENTIALS")
+    assert [name for name in found if name.startswith(prefixes)] == []
 
 
 async def test_one_child(place: Path) -> None:

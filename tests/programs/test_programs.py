@@ -24,7 +24,7 @@ from reconciled.programs.processes import everybody, look_up
 from reconciled.stop import Overrun, Stop, Work
 
 sys.path.insert(0, str(Path(__file__).parent))
-from operations import made
+from operations import low_score, made
 
 pytestmark = pytest.mark.processes
 
@@ -184,6 +184,14 @@ async def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found["REPLACED"] == "new"
     prefixes = ("NOTIFY", "WATCHDOG", "LISTEN", "CREDENTIALS")
     assert [name for name in found if name.startswith(prefixes)] == []
+
+
+@pytest.mark.optional
+async def test_memory_runs_out_for_programs_first(tmp_path: Path) -> None:
+    """A program has no part in the low score by which a unit keeps its daemon from the killer."""
+    script = "until read score </proc/$$/oom_score_adj && [ $score = 0 ]; do sleep 0.01; done"
+    with low_score(), trio.fail_after(10):
+        await run_program(["sh", "-c", script], output=tmp_path)
 
 
 def test_path_ends_with_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,108 @@
+"""Where configuration and state are, found cheaply, and though the configuration may be invalid.
+
+1. The rules are those of ``load``: the same file, the same directory, for whoever has to go on
+   where the daemon cannot, as ``reap`` does after its end.
+2. Nothing is judged here. What cannot be read says nothing; what stands before a mistake counts.
+3. The parser is imported only where a file seems to name a state directory: most leave that to
+   the service manager, and then it costs more than all the rest.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_DEFAULT = Path("/etc/reconciled/reconciled.yaml")
+# The runtime directory of the installed service.
+_RUNTIME = Path("/run/reconciled")
+_SOCKET = "control.sock"
+# Where nothing is said of it; a directory that is not there is no fault.
+INCLUDED = ("conf.d/*.yaml",)
+_NAMES_STATE = re.compile(rb"^[^#\n]*\bstate[\"']?\s*:", re.MULTILINE)
+
+
+def find_config(argument: str | None, environ: Mapping[str, str]) -> Path:
+    """Which file is the configuration; it need not exist."""
+    chosen = argument or environ.get("RECONCILED_CONFIG")
+    if chosen:
+        return Path(os.path.normpath(Path.cwd() / chosen))
+    directory = environ.get("CONFIGURATION_DIRECTORY", "").partition(":")[0]
+    # systemd joins several directories with colons; the first is the one named first.
+    return Path(directory) / "reconciled.yaml" if directory else _DEFAULT
+
+
+def find_state(config: Path, environ: Mapping[str, str]) -> Path | None:
+    """The state directory of a daemon that runs with *config*; None where nothing names one.
+
+    As for the daemon: what the configuration says comes before $STATE_DIRECTORY. The other way
+    round the programs of a daemon with a state directory of its own would belong to nobody.
+    """
+    for file in [config, *_included(config)]:
+        for written in _top_level(file, "state"):
+            return Path(os.path.normpath(file.parent / written))
+    directory = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    return Path(directory) if directory else None
+
+
+def find_socket(config: Path, environ: Mapping[str, str]) -> Path | None:
+    """The control socket of a daemon that runs with *config*; None where nothing names one.
+
+    A service has its runtime directory from its manager, a person at a terminal has not: with the
+    configuration of the installed service it is where that has its socket.
+    """
+    for file in [config, *_included(config)]:
+        words = [*_top_level(file, "control")]
+        if words[:1] == ["socket"] and len(words) > 1:
+            return Path(os.path.normpath(file.parent / words[1]))
+    directory = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    if directory:
+        return Path(directory) / _SOCKET
+    places = [_RUNTIME] if config == _DEFAULT else []
+    state = find_state(config, environ)
+    sockets = [place / _SOCKET for place in [*places, *([state] if state else [])]]
+    # Where none is there, the first is named as the one that is missing.
+    return next((each for each in sockets if each.exists()), sockets[0] if sockets else None)
+
+
+def _included(config: Path) -> list[Path]:
+    patterns = [*_top_level(config, "include")] or INCLUDED
+    base = glob.escape(str(config.parent))
+    whole = (os.path.join(base, pattern) for pattern in patterns)  # noqa: PTH118 - a pattern
+    return sorted(Path(found) for pattern in whole for found in glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute pattern
+
+
+def _top_level(file: Path, wanted: str) -> Iterator[str]:
+    """What *file* says of *wanted*: the word, or the words of the list."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return
+    named = wanted.encode() in data if wanted != "state" else _NAMES_STATE.search(data)
+    if named:
+        yield from _words(data, wanted)
+
+
+def _words(data: bytes, wanted: str) -> Iterator[str]:
+    import yaml
+
+    depth, key = 0, ""
+    try:
+        for event in yaml.parse(data, Loader=yaml.CSafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+                key = "" if depth == 1 else key
+            elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
+                value = getattr(event, "value", "")
+                if depth == 1 and not key:
+                    key = value
+                    continue
+                if key == wanted and value:
+                    yield value
+                key = "" if depth == 1 else key
+    except yaml.YAMLError:
+        return  # what came before it has been said

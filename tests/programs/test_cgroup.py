@@ -1,0 +1,88 @@
+"""Rules of the unit's control group: when it is ours to look at, and who is in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from reconciled.programs import cgroup
+from reconciled.programs.cgroup import group_of_control_process, group_of_main_process
+
+MINE = {"SYSTEMD_EXEC_PID": str(os.getpid())}
+AFTER = {"SERVICE_RESULT": "success"}
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of control groups, and what the kernel says of this process, as each test has it."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/cgroup.procs").touch()
+    monkeypatch.setattr(cgroup, "_MOUNTED", (tmp_path / "none", tmp_path / "tree"))
+    monkeypatch.setattr(cgroup, "_OWN", tmp_path / "own")
+    return tmp_path
+
+
+def place(kernel: Path, path: str, *, exists: bool = True) -> None:
+    (kernel / "own").write_text(f"4:memory:/elsewhere.service\n0::{path}\n")
+    if exists and path.startswith("/"):
+        directory = kernel / "tree" / path.strip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        for each in (directory, directory.parent):
+            (each / "cgroup.procs").touch()
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("/system.slice/r.service", "system.slice/r.service"),
+        ("/system.slice/r.service/.control", "system.slice/r.service"),
+        ("/system.slice/r.service/main", "system.slice/r.service"),
+        ("/system.slice/system-r.slice/r@a.service", "system.slice/system-r.slice/r@a.service"),
+        (
+            "/user.slice/user-1.slice/user@1.service/app.slice/r.service",
+            "user.slice/user-1.slice/user@1.service/app.slice/r.service",
+        ),
+    ],
+)
+def test_the_group_of_a_unit(kernel: Path, path: str, group: str) -> None:
+    """It is the service's own group, also from a leaf that delegation has put in between."""
+    place(kernel, path)
+    assert group_of_control_process(AFTER) == kernel / "tree" / group
+    assert group_of_main_process(MINE) == kernel / "tree" / group
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/user.slice/user-1.slice/session-2.scope",
+        "/user.slice/user-1.slice/user@1.service/init.scope",
+        "/user.slice/user-1.slice/user@1.service/app.slice/shell-5.scope",
+        "/user.slice/user-1.slice/user@1.service/app.slice",
+        "/docker/0123abcd",
+        "/../r.service",
+    ],
+)
+def test_what_is_no_unit_of_ours(kernel: Path, path: str) -> None:
+    """A scope, a slice, a container, a place outside the namespace: nobody there is looked at."""
+    place(kernel, path)
+    assert group_of_control_process(AFTER) is None
+    assert group_of_main_process(MINE) is None
+
+
+@pytest.mark.parametrize("pid", ["", str(os.getppid())])
+def test_only_for_the_process_that_the_manager_started(kernel: Path, pid: str) -> None:
+    """Below another service, a runner of CI jobs say, its group is none of our business."""
+    place(kernel, "/system.slice/runner.service")
+    inherited = {"SYSTEMD_EXEC_PID": pid, "INVOCATION_ID": "0" * 32, "NOTIFY_SOCKET": "/n"}
+    assert group_of_main_process(inherited) is None
+    assert group_of_control_process(inherited) is None
+
+
+def test_no_control_groups(kernel: Path) -> None:
+    """A kernel or container that shows none: nothing is looked at, and nothing fails."""
+    assert group_of_main_process(MINE) is None
+    place(kernel, "/system.slice/r.service", exists=False)
+    assert group_of_main_process(MINE) is None
