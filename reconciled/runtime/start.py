@@ -25,9 +25,11 @@ from reconciled.journal.lock import Locked, StateLock, StateRefused
 from reconciled.journal.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.store import Store
 from reconciled.observe.logs import Logs, configure
+from reconciled.programs.cgroup import group_of_main_process
 from reconciled.programs.orphans import become_reaper
 from reconciled.runtime.build import Prepared, prepared_whole
 from reconciled.runtime.daemon import Daemon
+from reconciled.runtime.leftovers import end_leftovers
 from reconciled.runtime.once import Once
 from reconciled.runtime.outside import Outside
 
@@ -110,6 +112,9 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     kept = prepared.config.journal.history
     journal = DurableOperations.over(store, history=History(kept.operations, kept.age))
     _tell_condition(logs, store, journal)
+    group = group_of_main_process(environ) if outside.notifier.present else None
+    if group is not None:
+        end_leftovers(group, state / "operations", journal.open(), logs.log)
     daemon = Daemon(
         path, environ, prepared, logs, signals, outside, store, journal, once=once, began=began
     )
