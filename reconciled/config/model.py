@@ -183,3 +183,10 @@ class Config:
     files: tuple[Path, ...] = attrs.field(default=(), eq=False)
     # Every name that a person wrote, with its place: warnings speak of these alone.
     written: tuple[tuple[Steps, Origin], ...] = attrs.field(default=(), eq=False, repr=False)
+
+    def origin_of(self, *path: str) -> Origin:
+        """Where *path* was written; the main file for what was not."""
+        for written, origin in self.written:
+            if written == path:
+                return origin
+        return Origin(str(self.files[0]) if self.files else "configuration")

@@ -19,7 +19,7 @@ from reconciled.programs.orphans import Orphans
 from reconciled.runtime.dispatcher import Dispatcher
 from reconciled.runtime.ending import Ending
 from reconciled.runtime.host import Host
-from reconciled.runtime.reload import Reloader
+from reconciled.runtime.reload import Reloader, Round
 from reconciled.stop.last_resort import LastResort
 
 STOPS_ALREADY = "a stop is under way"
@@ -35,6 +35,8 @@ class Commands:
     reloader: Reloader
     orphans: Orphans
     last_resort: LastResort
+    # Set when the start is over: until then nobody is asked for anything but by a signal.
+    listening: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def listen(self) -> None:
         """Act on signals, those that came during the start as well."""
@@ -48,6 +50,7 @@ class Commands:
             token.run_sync_soon(self._deliver, idempotent=True)
 
         self.host.signals.started(wake)
+        self.listening.set()
 
     def stop(self, reason: str) -> None:
         """Begin a stop, unless one is under way: *reason* is who asks for it."""
@@ -65,13 +68,12 @@ class Commands:
         else:
             self.host.stop.escalate(reason)
 
-    def reload(self) -> bool:
-        """Reload soon; False where a stop came first, which the log tells."""
+    def reload(self) -> Round | None:
+        """Reload soon; None where a stop came first, which the log tells."""
         if self.host.stopping:
             self.host.log.warning("reload.refused", reason=STOPS_ALREADY)
-            return False
-        self.reloader.ask()
-        return True
+            return None
+        return self.reloader.ask()
 
     def _deliver(self) -> None:
         """In the loop: act on what the handlers saw, in order."""

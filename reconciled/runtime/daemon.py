@@ -126,7 +126,13 @@ class Daemon:
         self.dispatcher = Dispatcher(self.host, lambda: self.controllers)
         self.orphans = Orphans(children, self.logs.log)
         self.reloader = Reloader(
-            self.path, self.environ, self.logs.log, config, self._running, self._swap
+            self.path,
+            self.environ,
+            self.logs.log,
+            config,
+            self._running,
+            self._swap,
+            self.outside.listeners,
         )
         self.ending = Ending(self.host)
         self.last_resort = LastResort(
@@ -259,7 +265,8 @@ class Daemon:
 
     async def _swap(self, swap: Swap) -> bool:
         if self.host.stopping:
-            return self.commands.reload()  # refused, and told
+            self.commands.reload()  # refused, and told
+            return False
         config = swap.prepared.config
         self.logs.set_level(config.log.level)
         self.host.queue.limit = config.limits.concurrency

@@ -16,11 +16,14 @@ import trio
 
 from reconciled.config.load import Loaded, load
 from reconciled.config.model import Config
+from reconciled.control.addresses import ListenRefused
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin, controller_of
 from reconciled.journal.store import Store
 from reconciled.observe.bound import BoundLog
 from reconciled.runtime.build import Prepared, Ready, prepared_whole
+from reconciled.runtime.credentials import with_secrets
+from reconciled.runtime.listeners import Change, Listeners
 
 # Cannot change under a running daemon: what they name is open and locked.
 FIXED = ("state", "control")
@@ -69,6 +72,52 @@ def _same(old: Ready, new: Ready) -> bool:
     return old.config == new.config and code(old) == code(new)
 
 
+@attrs.frozen
+class Outcome:
+    """How a reload ended: the new configuration is in force, or why the old one runs on.
+
+    reason    why nothing was swapped although nothing was wrong: a stop came first
+    problems  what is wrong with the new one
+    lines     what it did, for whoever asked
+    """
+
+    reason: str = ""
+    problems: tuple[Problem, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether it was swapped."""
+        return not self.reason and not self.problems
+
+
+@attrs.define(eq=False)
+class Round:
+    """One reload, shared by all who asked for it before it began."""
+
+    _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _outcome: Outcome = attrs.field(factory=Outcome, init=False)
+
+    def ask(self) -> None:
+        """Somebody wants it."""
+        self._asked.set()
+
+    async def asked(self) -> None:
+        """Wait until somebody wants it."""
+        await self._asked.wait()
+
+    def end(self, outcome: Outcome) -> None:
+        """It is over."""
+        self._outcome = outcome
+        self._ended.set()
+
+    async def ended(self) -> Outcome:
+        """How it ended, as soon as it has."""
+        await self._ended.wait()
+        return self._outcome
+
+
 @attrs.define(eq=False)
 class Reloader:
     """The service that reloads when asked; requests during a reload are one more reload.
@@ -83,49 +132,85 @@ class Reloader:
     config: Config
     running: Callable[[], Mapping[str, Ready]]
     swap: Callable[[Swap], Awaitable[bool]]
-    _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    # None: nothing listens.
+    listeners: Listeners | None = None
+    # Called when a reload begins, with None, and when it has ended.
+    on_reload: Callable[[Outcome | None], None] | None = attrs.field(default=None, init=False)
+    _next: Round = attrs.field(factory=Round, init=False)
 
-    def ask(self) -> None:
-        """Reload soon."""
-        self._asked.set()
+    def ask(self) -> Round:
+        """Reload soon; what is on the disk now is what it reads, or something newer."""
+        self._next.ask()
+        return self._next
 
     async def serve(self) -> None:
         """Reload whenever asked, until cancelled; a swap that has begun is brought to its end."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
-            await self.reload()
+            current = self._next
+            await current.asked()
+            # Whoever asks from here on may have changed what is being read already.
+            self._next = Round()
+            self._tell(None)
+            outcome = await self.reload()
+            self._tell(outcome)
+            current.end(outcome)
 
-    async def reload(self) -> bool:
-        """Reload now. False: the old configuration runs on, and the log says why."""
+    def _tell(self, outcome: Outcome | None) -> None:
+        if self.on_reload is not None:
+            self.on_reload(outcome)
+
+    async def reload(self) -> Outcome:
+        """Reload now; whatever is wrong is in the log as well."""
         try:
             loaded = await trio.to_thread.run_sync(
                 load, self.path, self.environ, abandon_on_cancel=True, limiter=_one_thread()
             )
             prepared = self._checked(loaded)
+            change = await self._listening(loaded.config)
         except Invalid as invalid:
-            for problem in invalid.problems:
-                self.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
-            self.log.error(
-                "reload.failed",
-                problems=len(invalid.problems),
-                reason="the configuration as it was runs on",
-            )
-            return False
+            return self._rejected(invalid)
         for warning in loaded.warnings:
             self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         swap = compare(self.running(), prepared)
         if not await self.swap(swap):
-            return False
+            if change is not None:
+                change.discard()
+            return Outcome(reason="a stop is under way")
+        if change is not None:
+            change.commit()
         self.config = prepared.config
-        self.log.info(
-            "reload.done",
-            started=sorted(ready.config.name for ready in swap.started),
-            kept=sorted(swap.kept),
-            left=sorted(swap.left),
-            stalled=sorted(stalled.config.name for stalled in prepared.stalled),
+        return self._swapped(swap)
+
+    async def _listening(self, config: Config) -> Change | None:
+        """Open what *config* listens on beside what is open now. Raises Invalid."""
+        if self.listeners is None:
+            return None
+        try:
+            return await self.listeners.change(config)
+        except ListenRefused as refused:
+            raise Invalid([Problem(config.origin_of("http", "listen"), str(refused))]) from refused
+
+    def _rejected(self, invalid: Invalid) -> Outcome:
+        for problem in invalid.problems:
+            self.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
+        self.log.error(
+            "reload.failed",
+            problems=len(invalid.problems),
+            reason="the configuration as it was runs on",
         )
-        return True
+        return Outcome(problems=tuple(invalid.problems))
+
+    def _swapped(self, swap: Swap) -> Outcome:
+        stalled = [each.config.name for each in swap.prepared.stalled]
+        names = {
+            "started": sorted(ready.config.name for ready in swap.started),
+            "kept": sorted(swap.kept),
+            "left": sorted(swap.left),
+            "stalled": sorted(stalled),
+        }
+        self.log.info("reload.done", **names)
+        lines = [f"{what}: {', '.join(each)}" for what, each in names.items() if each]
+        return Outcome(lines=("The new configuration is in force.", *lines))
 
     def _checked(self, loaded: Loaded) -> Prepared:
         problems = [
@@ -138,7 +223,7 @@ class Reloader:
         ]
         if problems:
             raise Invalid(problems)
-        return prepared_whole(loaded.config)
+        return with_secrets(prepared_whole(loaded.config))
 
 
 def _one_thread() -> trio.CapacityLimiter:

@@ -17,6 +17,7 @@ import trio
 
 from reconciled.config.load import load
 from reconciled.config.references import not_built
+from reconciled.control.addresses import ListenRefused
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.instant import Signals
@@ -142,10 +143,17 @@ def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
 
 def _run(daemon: Daemon) -> int:
     try:
+        daemon.outside.open(daemon.prepared.config, daemon.logs.log)
+    except ListenRefused as error:
+        daemon.logs.log.error("daemon.failed", reason=str(error))
+        return FAILED
+    try:
         return trio.run(daemon.run, strict_exception_groups=True)
     except trio.TrioInternalError as error:
         # A plugin's system task failed, say: trio has given up on the tree, and so do we.
         return daemon.ending.collapse(error)
+    finally:
+        daemon.outside.close()
 
 
 def _tell_condition(logs: Logs, store: Store, journal: DurableOperations) -> None:

@@ -1,0 +1,116 @@
+"""The side of the verbs: ask the daemon that serves a socket, and wait for its answer.
+
+Plain blocking calls with a deadline each: a verb is one question, and starts in a few
+milliseconds without a loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+from reconciled.control.protocol import (
+    LONGEST_ANSWER,
+    Answer,
+    Malformed,
+    Request,
+    address_of,
+    decode,
+    request_line,
+)
+
+# For the daemon to say that it has heard; a kept socket may wait for one that is just starting.
+ACKNOWLEDGED_WITHIN = 5.0
+# For the answer itself: below the two minutes that the unit gives a reload, so that what is said
+# is ours.
+ANSWERED_WITHIN = 100.0
+
+
+class NoDaemon(Exception):
+    """Nobody answers; the message says where, and how that shows."""
+
+
+class NotDone(Exception):
+    """The daemon has answered, or may not be asked: the message says why it is not done."""
+
+
+def ask(path: Path, request: Request, answered_within: float = ANSWERED_WITHIN) -> Answer:
+    """Ask the daemon at *path*. Raises NoDaemon, NotDone."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
+        conversation = _Conversation(connection, path)
+        conversation.begin(request)
+        first = conversation.next(ACKNOWLEDGED_WITHIN, acknowledged=False)
+        if "accepted" not in first:
+            raise NotDone(str(first.get("refused", "the daemon answers what nobody understands")))
+        last = conversation.next(answered_within, acknowledged=True)
+    if "refused" in last:
+        raise NotDone(str(last["refused"]))
+    try:
+        return Answer(int(last["code"]), tuple(str(line) for line in last.get("lines", ())))
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotDone("the daemon answers what nobody understands") from error
+
+
+class _Conversation:
+    def __init__(self, connection: socket.socket, path: Path) -> None:
+        self.connection = connection
+        self.path = path
+        self.rest = b""
+
+    def begin(self, request: Request) -> None:
+        # The kernel's own limit, in place of settimeout(): with that a full queue of waiting
+        # connections is an error at once, and with this it is waited for.
+        seconds = int(ACKNOWLEDGED_WITHIN)
+        limit = struct.pack("ll", seconds, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            with address_of(self.path) as address:
+                self.connection.connect(address)
+            self.connection.sendall(request_line(request))
+        except FileNotFoundError as error:
+            raise NoDaemon(f"no daemon answers: there is no {self.path}") from error
+        except ConnectionRefusedError as error:
+            raise NoDaemon(f"no daemon answers: nobody serves {self.path}") from error
+        except BlockingIOError as error:
+            raise self._silent() from error
+        except PermissionError as error:
+            told = f"{self.path} may not be used: be root, or the user of the daemon"
+            raise NotDone(told) from error
+        except OSError as error:
+            raise NoDaemon(f"no daemon answers at {self.path}: {error.strerror}") from error
+
+    def next(self, within: float, *, acknowledged: bool) -> dict[str, Any]:
+        """The next line. Raises NoDaemon or NotDone where none comes."""
+        deadline = time.monotonic() + within
+        try:
+            while b"\n" not in self.rest:
+                # Not 0, which would be "do not wait", and is no timeout.
+                self.connection.settimeout(max(0.001, deadline - time.monotonic()))
+                data = self.connection.recv(1 << 16)
+                if not data or len(self.rest) > LONGEST_ANSWER:
+                    raise self._left(acknowledged=acknowledged)
+                self.rest += data
+        except TimeoutError as error:
+            if not acknowledged:
+                raise self._silent() from error
+            told = f"no word of its end within {within:g} s: the daemon goes on with it"
+            raise NotDone(told) from error
+        except OSError as error:
+            raise self._left(acknowledged=acknowledged) from error
+        line, _, self.rest = self.rest.partition(b"\n")
+        try:
+            return decode(line)
+        except Malformed as error:
+            raise NotDone("the daemon answers what nobody understands") from error
+
+    def _silent(self) -> NoDaemon:
+        return NoDaemon(f"no daemon answers at {self.path} within {ACKNOWLEDGED_WITHIN:g} s")
+
+    def _left(self, *, acknowledged: bool) -> Exception:
+        if acknowledged:
+            return NotDone("the daemon ended before it was done: its log says what became of it")
+        return NoDaemon(f"no daemon answers: who served {self.path} is gone")

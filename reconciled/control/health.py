@@ -1,0 +1,132 @@
+"""Health over HTTP: ``/livez``, that the loop answers, and ``/readyz``, that work is done.
+
+Small on purpose, and bounded: GET and HEAD alone, no body is read, a few seconds for a request
+to arrive, and when too many connections are open the oldest goes, which is one that dawdles:
+an answer takes no time. So whoever floods it keeps no probe from its answer (case R4).
+
+Only a daemon whose configuration has ``http.listen`` imports this, and h11 with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import h11
+import trio
+
+from reconciled.control.connections import Connections
+from reconciled.observe.bound import BoundLog
+
+CONNECTIONS = 128
+# For a whole request, also the next one on the same connection.
+WITHIN = 5.0
+# Of its first line and its headers.
+LONGEST_HEAD = 16 * 1024
+_METHODS = (b"GET", b"HEAD")
+_NO_METRICS = "/metrics is not built yet in this version: there are /livez and /readyz\n"
+
+
+@attrs.frozen
+class Page:
+    """What is answered."""
+
+    status: int
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@attrs.define(eq=False)
+class Health:
+    """Answers over HTTP. *unready* gives the reasons why the daemon is not ready; none: it is."""
+
+    log: BoundLog
+    unready: Callable[[], list[str]]
+    connections: Connections = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.connections = Connections("http", self.log, self._converse, CONNECTIONS, evict=True)
+
+    def page(self, method: bytes, target: bytes) -> Page:
+        """The answer to one request."""
+        if method not in _METHODS:
+            return Page(405, "GET and HEAD only\n", (("allow", "GET, HEAD"),))
+        path = target.partition(b"?")[0]
+        if path == b"/livez":
+            return Page(200, "ok\n")
+        if path == b"/readyz":
+            reasons = self.unready()
+            return Page(503, "".join(f"{each}\n" for each in reasons)) if reasons else _READY
+        if path == b"/metrics":
+            return Page(404, _NO_METRICS)
+        return Page(404, "there are /livez and /readyz\n")
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=LONGEST_HEAD)
+        while True:
+            try:
+                with trio.fail_after(WITHIN):
+                    request = await _request(http, stream)
+                    if request is None:
+                        return
+                    await self._answer(http, stream, request)
+            except trio.TooSlowError:
+                if http.their_state is h11.IDLE and not http.trailing_data[0]:
+                    return  # between two requests
+                await _refuse(http, stream, Page(408, f"a request takes {WITHIN:g} s at most\n"))
+                return
+            except h11.RemoteProtocolError as error:
+                status = error.error_status_hint
+                await _refuse(http, stream, Page(status, "that is no request that is taken here\n"))
+                return
+            if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+                return  # closed after this answer, or a body that nobody reads
+            http.start_next_cycle()
+
+    async def _answer(
+        self, http: h11.Connection, stream: trio.SocketStream, request: h11.Request
+    ) -> None:
+        page = self.page(request.method, request.target)
+        # What has a body ends the connection: reading it would only be a way to be kept busy.
+        keep = http.next_event() is not h11.NEED_DATA
+        body = page.text if request.method != b"HEAD" else ""
+        await _send(http, stream, page, body, keep=keep)
+
+
+_READY = Page(200, "ready\n")
+
+
+async def _request(http: h11.Connection, stream: trio.SocketStream) -> h11.Request | None:
+    """The next request; None where the other end leaves. Raises RemoteProtocolError."""
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            http.receive_data(await stream.receive_some(LONGEST_HEAD))
+        elif isinstance(event, h11.Request):
+            return event
+        else:
+            return None
+
+
+async def _send(
+    http: h11.Connection, stream: trio.SocketStream, page: Page, body: str, *, keep: bool
+) -> None:
+    headers = [
+        ("content-type", "text/plain; charset=utf-8"),
+        ("content-length", str(len(page.text.encode()))),
+        ("cache-control", "no-store"),
+        *page.headers,
+    ]
+    if not keep:
+        headers.append(("connection", "close"))
+    head = http.send(h11.Response(status_code=page.status, headers=headers)) or b""
+    data = (http.send(h11.Data(body.encode())) or b"") if body else b""
+    await stream.send_all(head + data + (http.send(h11.EndOfMessage()) or b""))
+
+
+async def _refuse(http: h11.Connection, stream: trio.SocketStream, page: Page) -> None:
+    """Say why this connection ends, where it can still be said."""
+    if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        return
+    with trio.move_on_after(WITHIN):
+        await _send(http, stream, page, page.text, keep=False)
