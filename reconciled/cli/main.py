@@ -23,6 +23,8 @@ VERBS = {
     "budget": ("show how long a stop may take", "budget"),
     "journal": ("list, show and settle operations", "journal"),
     "allow": ("permit the removals of a controller that are held", "allow"),
+    "reload": ("have the daemon read its configuration again", "reload"),
+    "stop": ("begin a stop of the daemon", "stop"),
     "reap": ("end what a dead daemon left running", "reap"),
     "step": ("note a step of the operation that runs the calling program", "step"),
 }
@@ -36,8 +38,6 @@ NOT_BUILT = {
     "reconcile": "reconcile a key now",
     "suspend": "stop reconciling a key",
     "resume": "take up a suspended key",
-    "reload": "re-read the configuration (until then: SIGHUP)",
-    "stop": "begin a stop (until then: SIGTERM)",
     "schema": "print JSON Schema",
     "plugins": "list installed reconcilers",
     "new": "make a new plugin",
@@ -124,12 +124,16 @@ def _parser() -> argparse.ArgumentParser:
     added["check"].add_argument(
         "--strict", action="store_true", help="warnings count as problems too"
     )
-    added["check"].add_argument(
-        "--unit", metavar="NAME", help="not built yet: the unit's limits are not looked at"
-    )
+    for name in ("check", "budget"):
+        added[name].add_argument(
+            "--unit", metavar="NAME", help="of the service (reconciled.service, where it is loaded)"
+        )
     added["plan"].add_argument("keys", nargs="*", metavar="KEY", help="only these")
     for name in ("check", "plan", "budget"):
         added[name].add_argument("--json", action="store_true", help="for programs")
+    added["stop"].add_argument(
+        "--now", action="store_true", help="one stage on, where a stop is under way"
+    )
     added["allow"].add_argument("controller", metavar="CONTROLLER")
     added["reap"].add_argument(
         "--wait", default="10m", metavar="TIME", help="for a critical program, at most (10m)"

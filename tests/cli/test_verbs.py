@@ -38,7 +38,7 @@ def test_wrong_usage_has_its_code(desk: Desk, arguments: tuple[str, ...], code: 
     assert said.out if code == 0 else "error:" in said.err
 
 
-@pytest.mark.parametrize("verb", ["status", "get", "describe", "queue", "reload", "tasks"])
+@pytest.mark.parametrize("verb", ["status", "get", "describe", "queue", "tasks"])
 def test_a_verb_that_is_not_built_says_so(desk: Desk, verb: str) -> None:
     """An accepted verb without effect says that it is not built, with 69, whatever follows it."""
     for arguments in ((verb,), (verb, "c/a", "--json")):
@@ -199,7 +199,7 @@ def test_check_warns(desk: Desk) -> None:
     warnings = said.err.splitlines()
     assert len(warnings) == 4
     assert all(line.endswith("(warning)") for line in warnings)
-    assert "http has no effect in this version" in warnings[0]
+    assert "http serves /livez and /readyz in this version" in warnings[0]
     assert "colour: accepted, and without effect" in warnings[1]
     assert "controller gone is not configured any more: the 1 keys" in warnings[2]
     assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[3]
