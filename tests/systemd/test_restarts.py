@@ -1,0 +1,189 @@
+"""Exit codes as the manager takes them, and restarts that never end for good (case 22)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from installed import ETC, STATE, UNITS, Service, wait_until
+
+LIMITS = {"drain": "200ms", "critical": "6s", "cleanup": "500ms"}
+# The shipped unit waits 1 s before a restart; here it is how often, and not how late, that counts.
+SOON = "[Service]\nRestartSec=100ms\n"
+
+
+def restarted(service: Service, times: int = 1) -> None:
+    """Wait until the manager has started it again so often."""
+    wait_until(lambda: int(service.property("NRestarts")) >= times, f"restart {times}")
+
+
+def state(service: Service) -> tuple[str, str, str]:
+    """ActiveState, Result and the daemon's last exit code."""
+    shown = service.show("ActiveState", "Result", "ExecMainStatus")
+    return shown["ActiveState"], shown["Result"], shown["ExecMainStatus"]
+
+
+def begun(service: Service) -> None:
+    """Start it with work that becomes critical when cut() says so."""
+    service.configure({"drain": "1s", "critical": "1500ms", "cleanup": "500ms"})
+    service.declare("held", kind="Probe", do="late", seconds=60, budget="1500ms", path=f"{ETC}/go")
+    service.start()
+    service.wait_for("probe.began")
+
+
+def cut(service: Service) -> None:
+    """Let it become critical in the drain, so that its budget ends after the hard limit."""
+    service.wait_for("stop.began")
+    service.file("go", "")
+    service.wait_for("operation.cut")
+
+
+# -- exit codes ------------------------------------------------------------------------------
+
+
+def test_a_clean_stop_is_no_failure(service: Service) -> None:
+    """Exit code 0 in answer to ``systemctl stop``: inactive, and nothing starts it again."""
+    service.configure(LIMITS)
+    service.start()
+    service.stop()
+    assert state(service) == ("inactive", "success", "0")
+    assert service.property("NRestarts") == "0"
+
+
+def test_an_end_that_nobody_asked_for_is_followed_by_a_start(service: Service) -> None:
+    """Exit code 0 without ``systemctl stop``: somebody's SIGTERM does not end the service."""
+    service.configure(LIMITS)
+    service.start()
+    service.kill("TERM")
+    restarted(service)
+    service.wait_for_state("active")
+    assert service.property("Result") == "success"
+
+
+def test_a_start_that_fails_is_tried_again(service: Service) -> None:
+    """Exit code 1: started again and again, until what was in the way is gone."""
+    service.drop_in(SOON)
+    service.configure(LIMITS)
+    # Somebody else's file where the store's directory belongs.
+    service.box.write(f"{STATE}/store", "")
+    assert service.start(check=False).returncode == 1
+    restarted(service, 2)
+    assert "status=1/FAILURE" in service.text()
+    (service.box.root / f"{STATE.lstrip('/')}/store").unlink()
+    service.wait_for_state("active")
+
+
+def test_what_was_cut_by_a_stop_is_a_failure(service: Service) -> None:
+    """Exit code 3 in answer to ``systemctl stop``: failed, for monitoring, and not restarted."""
+    begun(service)
+    stopping = service.begin("stop")
+    cut(service)
+    stopping.communicate(timeout=15)
+    assert state(service) == ("failed", "exit-code", "3")
+    assert service.property("NRestarts") == "0"
+
+
+def test_what_was_cut_is_taken_up_by_a_restart(service: Service) -> None:
+    """Exit code 3 of itself: restarted, and the operation that was cut is recovered."""
+    begun(service)
+    service.kill("TERM")
+    cut(service)
+    restarted(service)
+    service.wait_for("operation.found_open", key="c/held")
+    service.wait_for_state("active")
+
+
+def test_a_state_that_another_holds_is_waited_for(service: Service) -> None:
+    """Exit code 75: started again until the other daemon is gone."""
+    service.drop_in(SOON)
+    service.configure(LIMITS)
+    service.start()
+    service.stop()
+    holding = "touch /run/other-holds && sleep 60"
+    words = ("systemd-run", "--quiet", "--collect", "--unit=other", "flock", f"{STATE}/lock")
+    service.box.run(*words, "sh", "-c", holding)
+    try:
+        wait_until((service.box.root / "run/other-holds").exists, "the lock of another")
+        assert service.start(check=False).returncode == 1
+        service.wait_for("daemon.locked")
+        assert service.property("ExecMainStatus") == "75"
+    finally:
+        service.systemctl("stop", "other")
+    service.wait_for_state("active")
+
+
+@pytest.mark.parametrize("wrong", ["configuration", "usage"])
+def test_what_a_restart_cannot_mend_is_not_restarted(service: Service, wrong: str) -> None:
+    """Exit code 78: failed at once and for good, with the mistake in the journal."""
+    service.configure(LIMITS)
+    if wrong == "configuration":
+        path = service.file("reconciled.yaml", "stop: {drian: 1s}\n")
+        told = f"{path}:1:"
+    else:
+        service.drop_in("[Service]\nExecStart=\nExecStart=reconciled run --forever\n")
+        told = "--forever"
+    assert service.start(check=False).returncode == 1
+    assert state(service) == ("failed", "exit-code", "78")
+    assert service.property("NRestarts") == "0"
+    assert told in service.text()
+    # And nothing but the repair is needed.
+    service.configure(LIMITS)
+    service.drop_in("")
+    service.start()
+
+
+# -- a crash loop ----------------------------------------------------------------------------
+
+
+def newer(service: Service) -> list[Path]:
+    """What an installation adds for this manager."""
+    version = int(service.box.run("systemctl", "--version").stdout.split()[1])
+    paths = sorted((UNITS / "newer.d").iterdir())
+    return [path for path in paths if int(path.name.partition("-")[0]) <= version]
+
+
+def test_a_crash_loop_never_ends_for_good(service: Service) -> None:
+    """After more failures than the manager's limit (5 in 10 s) it is still started again."""
+    service.configure(LIMITS)
+    # Without the reaper, and with a shell in the daemon's place, for the sake of the time.
+    crash = "ExecStart=\nExecStart=/bin/sh -c 'exit 1'\nExecStopPost=\n"
+    service.drop_in(f"{SOON}{crash}")
+    service.start(check=False)
+    restarted(service, 8)
+    service.drop_in(SOON)
+    service.wait_for_state("active")
+
+
+def delays(service: Service) -> list[float]:
+    """Seconds from each failure to the start that follows it."""
+    ends: list[float] = []
+    found: list[float] = []
+    for line in service.journal("-o", "json").splitlines():
+        entry = json.loads(line)
+        at = int(entry["__MONOTONIC_TIMESTAMP"]) / 1e6
+        if "Main process exited" in entry["MESSAGE"]:
+            ends.append(at)
+        elif "Scheduled restart job" in entry["MESSAGE"]:
+            found.append(at - ends[-1])
+    return found
+
+
+def test_a_crash_loop_backs_off(service: Service) -> None:
+    """Between restarts there is RestartSec=; later and later, where the manager can do that."""
+    service.configure(LIMITS)
+    growing = newer(service)
+    for path in growing:
+        service.drop_in(path.read_text(), f"10-newer-{path.name}")
+    short = "RestartSec=100ms\n" + (
+        "RestartSteps=4\nRestartMaxDelaySec=1600ms\n" if growing else ""
+    )
+    crash = "ExecStart=\nExecStart=/bin/sh -c 'exit 1'\nExecStopPost=\n"
+    service.drop_in(f"[Service]\n{short}{crash}")
+    service.start(check=False)
+    restarted(service, 5)
+    measured = delays(service)[:5]
+    assert all(delay >= 0.1 for delay in measured)
+    if growing:
+        assert measured == sorted(measured)
+        assert measured[4] >= 1.6
