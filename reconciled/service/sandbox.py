@@ -1,0 +1,45 @@
+"""Which directive of a unit keeps the service from writing a path: a judgement without effects.
+
+The most specific rule counts, as in the sandbox itself: a writable directory inside a read-only
+one is writable, and nothing opens what is hidden. Links are not followed.
+"""
+
+from __future__ import annotations
+
+from reconciled.service.unit import Sandbox
+
+_HOMES = ("/home", "/root", "/run/user")
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - they are only compared with
+# What each value of ProtectSystem= makes read-only, and what it leaves.
+_SYSTEM = {
+    "yes": ("/usr", "/boot", "/efi"),
+    "full": ("/usr", "/boot", "/efi", "/etc"),
+    "strict": ("/",),
+}
+_NEVER = {"strict": ("/dev", "/proc", "/sys")}
+
+
+def obstacle(sandbox: Sandbox, path: str) -> str | None:
+    """The directive, with its value, that stands in the way of writing *path*; None: none does."""
+    if any(_within(path, each) for each in sandbox.hidden):
+        return "InaccessiblePaths="
+    home = any(_within(path, each) for each in _HOMES)
+    if home and sandbox.home in ("yes", "tmpfs"):
+        return f"ProtectHome={sandbox.home}"
+    if sandbox.tmp and any(_within(path, each) for each in _TEMPORARY):
+        return "PrivateTmp=yes"
+    rules: list[tuple[str, str | None]] = [(each, "ReadOnlyPaths=") for each in sandbox.read_only]
+    system = f"ProtectSystem={sandbox.system}"
+    rules += [(each, system) for each in _SYSTEM.get(sandbox.system, ())]
+    rules += [(each, None) for each in _NEVER.get(sandbox.system, ())]
+    if sandbox.home == "read-only":
+        rules += [(each, "ProtectHome=read-only") for each in _HOMES]
+    rules += [(each, None) for each in sandbox.writable]
+    matching = [rule for rule in rules if _within(path, rule[0])]
+    # Of two for one place the later one: what is made writable by name is writable.
+    longest = max((len(place) for place, _ in matching), default=0)
+    return next((told for place, told in reversed(matching) if len(place) == longest), None)
+
+
+def _within(path: str, directory: str) -> bool:
+    return directory in ("/", path) or path.startswith(f"{directory.rstrip('/')}/")

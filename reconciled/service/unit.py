@@ -1,0 +1,214 @@
+"""What is known of one unit of the service manager: a value, put together from its properties.
+
+1. None is "could not be read", and never a default: whoever compares passes over it.
+2. Durations are seconds; ``math.inf`` where the manager waits for ever.
+3. Values have the shapes of the bus: microseconds, truth values, lists. What systemctl prints is
+   brought into these by ``service/show.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+# What is asked for, where a question has to name it.
+PROPERTIES = (
+    *("Id", "LoadState", "ActiveState", "MainPID", "NeedDaemonReload", "TriggeredBy"),
+    *("FragmentPath", "DropInPaths"),
+    *("Type", "TimeoutStopUSec", "TimeoutAbortUSec", "TimeoutStopFailureMode", "KillMode"),
+    *("SendSIGKILL", "WatchdogUSec", "NotifyAccess", "Restart", "RestartUSec"),
+    *("RestartPreventExitStatus", "OOMPolicy", "StartLimitIntervalUSec", "StartLimitBurst"),
+    *("ExecStart", "ExecStopPost", "User", "ProtectSystem", "ProtectHome", "PrivateTmp"),
+    *("ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths"),
+    *("StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory"),
+    *("Listen", "SocketUser", "SocketMode"),
+)
+_FOREVER = 2**64 - 1
+_SPANS = {"us": 1, "ms": 1000, "s": 10**6, "sec": 10**6, "m": 60 * 10**6, "min": 60 * 10**6}
+_SPANS |= {"h": 3600 * 10**6, "hr": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
+# As systemd counts them; without a unit it takes seconds.
+_SPANS |= {"month": 2629800 * 10**6, "y": 31557600 * 10**6, "": 10**6}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_ROOTS = {"State": "/var/lib", "Cache": "/var/cache", "Logs": "/var/log", "Runtime": "/run"}
+
+Properties = Mapping[str, Any]
+Command = tuple[str, ...]
+
+
+@attrs.frozen
+class Unread:
+    """Why nothing is known of a unit."""
+
+    reason: str
+
+
+@attrs.frozen
+class Sandbox:
+    """What of the file system a service may see and write.
+
+    system    ProtectSystem=: no, yes, full or strict
+    home      ProtectHome=: no, yes, read-only or tmpfs
+    tmp       PrivateTmp=: /tmp and /var/tmp are its own
+    writable  ReadWritePaths= and the directories that the manager makes for it
+    """
+
+    system: str = "no"
+    home: str = "no"
+    tmp: bool = False
+    writable: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class SocketFacts:
+    """A socket unit that starts the service: its name, its paths, and who owns them."""
+
+    name: str
+    paths: tuple[str, ...] = ()
+    owner: str = ""
+
+
+@attrs.frozen
+class UnitFacts:
+    """One service unit, and what of the host concerns its stop.
+
+    source         who told: bus, systemctl, or environment
+    of_user        whether it is a unit of a user's own manager
+    prevented      the exit codes after which it is not restarted
+    inhibit_delay  how long a shutdown waits for whoever delays it; of the host
+    runtime        its RuntimeDirectory=, as paths; they go with each stop
+    """
+
+    name: str
+    source: str
+    of_user: bool = False
+    type: str | None = None
+    timeout_stop: float | None = None
+    timeout_abort: float | None = None
+    stop_failure_mode: str | None = None
+    kill_mode: str | None = None
+    send_sigkill: bool | None = None
+    watchdog: float | None = None
+    notify_access: str | None = None
+    restart: str | None = None
+    restart_delay: float | None = None
+    prevented: frozenset[int] | None = None
+    oom_policy: str | None = None
+    start_limit: float | None = None
+    start_burst: int | None = None
+    start: tuple[Command, ...] | None = None
+    stop_post: tuple[Command, ...] | None = None
+    stale: bool | None = None
+    user: str | None = None
+    fragments: tuple[str, ...] = ()  # the files that it was read from, in their order
+    inhibit_delay: float | None = None
+    runtime: tuple[str, ...] = ()
+    sandbox: Sandbox = attrs.Factory(Sandbox)
+    sockets: tuple[SocketFacts, ...] = ()
+
+    @property
+    def reaper(self) -> Command | None:
+        """The command after its stop that is ``reconciled reap``; None: there is none."""
+        return next((each for each in self.stop_post or () if "reap" in each[1:2]), None)
+
+    @property
+    def program(self) -> str:
+        """How the unit calls us."""
+        return self.start[0][0] if self.start and self.start[0] else "reconciled"
+
+
+def facts_of(properties: Properties, source: str, *, of_user: bool = False) -> UnitFacts:
+    """What *properties* say of a service unit; what they do not name stays unknown."""
+    get = properties.get
+    prevented = get("RestartPreventExitStatus")
+    burst = get("StartLimitBurst")
+    return UnitFacts(
+        name=str(get("Id", "")),
+        source=source,
+        of_user=of_user,
+        type=get("Type"),
+        timeout_stop=seconds_of(get("TimeoutStopUSec")),
+        timeout_abort=seconds_of(get("TimeoutAbortUSec")),
+        stop_failure_mode=get("TimeoutStopFailureMode"),
+        kill_mode=get("KillMode"),
+        send_sigkill=get("SendSIGKILL"),
+        watchdog=_watchdog(properties),
+        notify_access=get("NotifyAccess"),
+        restart=get("Restart"),
+        restart_delay=seconds_of(get("RestartUSec")),
+        prevented=None if prevented is None else frozenset(prevented[0]),
+        oom_policy=get("OOMPolicy"),
+        start_limit=seconds_of(get("StartLimitIntervalUSec")),
+        start_burst=None if burst is None else int(burst),
+        start=_commands(get("ExecStart")),
+        stop_post=_commands(get("ExecStopPost")),
+        stale=get("NeedDaemonReload"),
+        user=get("User"),
+        fragments=tuple(filter(None, (get("FragmentPath", ""), *get("DropInPaths", ())))),
+        runtime=_directories(properties, "Runtime"),
+        sandbox=Sandbox() if of_user else _sandbox(properties),
+    )
+
+
+def socket_of(properties: Properties) -> SocketFacts:
+    """What *properties* say of a socket unit."""
+    listened = [path for _, path in properties.get("Listen", ()) if str(path).startswith("/")]
+    owner = str(properties.get("SocketUser", ""))
+    return SocketFacts(str(properties.get("Id", "")), tuple(listened), owner)
+
+
+def seconds_of(microseconds: int | None) -> float | None:
+    """The manager's microseconds as seconds."""
+    if microseconds is None:
+        return None
+    return math.inf if microseconds >= _FOREVER else microseconds / 1_000_000
+
+
+def span_of(text: str) -> int | None:
+    """A time span as systemd writes it and people write it for systemd, in microseconds."""
+    if text == "infinity":
+        return _FOREVER
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text).strip() or any(unit not in _SPANS for _, unit in parts):
+        return None
+    return round(sum(float(number) * _SPANS[unit] for number, unit in parts))
+
+
+def _watchdog(properties: Properties) -> float | None:
+    """0 where it is off. Of a unit that never ran the manager always says "for ever"."""
+    seconds = seconds_of(properties.get("WatchdogUSec"))
+    if seconds == math.inf:
+        return 0.0 if properties.get("MainPID") else None
+    return seconds
+
+
+def _commands(written: Sequence[Sequence[Any]] | None) -> tuple[Command, ...] | None:
+    """Of (path, arguments, …) the arguments, in which the program comes first."""
+    return None if written is None else tuple(tuple(each[1]) for each in written)
+
+
+def _directories(properties: Properties, kind: str) -> tuple[str, ...]:
+    names = properties.get(f"{kind}Directory", ())
+    # Since 254 a name may have a link beside it: "name:link".
+    return tuple(f"{_ROOTS[kind]}/{str(name).partition(':')[0]}" for name in names)
+
+
+def _sandbox(properties: Properties) -> Sandbox:
+    def paths(name: str) -> tuple[str, ...]:
+        # "-" in front: may be missing. "+": below RootDirectory=, which we have none of.
+        return tuple(str(path).lstrip("-+") for path in properties.get(name, ()))
+
+    made = [path for kind in _ROOTS for path in _directories(properties, kind)]
+    return Sandbox(
+        str(properties.get("ProtectSystem", "no")),
+        str(properties.get("ProtectHome", "no")),
+        bool(properties.get("PrivateTmp", False)),
+        (*paths("ReadWritePaths"), *made),
+        paths("ReadOnlyPaths"),
+        paths("InaccessiblePaths"),
+    )
