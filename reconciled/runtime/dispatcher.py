@@ -1,7 +1,8 @@
 """The dispatcher: hands keys to runs, one at a time, and none from the instant of a stop.
 
 It reads the signal handler's own flag before each start (invariant 2); a run reads it once
-more in its first step, since a signal may come between the two.
+more in its first step, since a signal may come between the two. A pause is no stage of a stop: it
+can be lifted, what runs goes on, and a stop during it is a stop as always.
 """
 
 from __future__ import annotations
@@ -32,15 +33,26 @@ class Dispatcher:
         """There may be something to hand out, or a stop has begun."""
         self._wake.set()
 
+    def pause(self, reason: str) -> None:
+        """Hand out nothing more until resume(); *reason* is what readiness tells meanwhile."""
+        self.host.paused = reason
+
+    def resume(self) -> None:
+        """Lift the pause; harmless without one."""
+        self.host.paused = ""
+        # Not left to the queue: it wakes who asked it in vain, and nobody has asked.
+        self.wake()
+
     async def run(self) -> None:
-        """Hand out until a stop begins; then close the queue and end."""
+        """Hand out until a stop begins, except in a pause; then close the queue and end."""
         host, queue = self.host, self.host.queue
         while True:
             self._wake = trio.Event()
             self._hand_out()
             if host.stopping:
                 break
-            due = queue.next_due()
+            # Nobody takes what is due in a pause: its time, once past, would turn this loop hot.
+            due = None if host.paused else queue.next_due()
             with trio.CancelScope(deadline=math.inf if due is None else due):
                 await self._wake.wait()
         unserved = queue.close(trio.current_time())
@@ -50,7 +62,7 @@ class Dispatcher:
         host, queue = self.host, self.host.queue
         controllers = self.controllers()
         now = trio.current_time()
-        while not host.stopping:
+        while not host.stopping and not host.paused:
             job = queue.get(now)
             if job is None:
                 return

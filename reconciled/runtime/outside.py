@@ -18,11 +18,17 @@ import attrs
 from reconciled.config.model import Config
 from reconciled.observe.bound import BoundLog
 from reconciled.runtime.commands import Commands
+from reconciled.runtime.heartbeat import Heartbeat
 from reconciled.runtime.host import Host
 from reconciled.runtime.listeners import Listeners
+from reconciled.runtime.poweroff import PowerOff
+from reconciled.runtime.unit import UnitFit
 from reconciled.runtime.verbs import Verbs
-from reconciled.service.notify import Notifier
+from reconciled.service.notify import Notifier, microseconds
 from reconciled.service.sockets import Inherited
+
+# To wait for the state lock, open the store and migrate it may take so many seconds of a start.
+OPENING = 30.0
 
 
 class Serve(Protocol):
@@ -43,6 +49,16 @@ class Outside:
     inherited: Inherited
     # None: nothing listens.
     listeners: Listeners | None = attrs.field(default=None, init=False)
+    # Set by the start: what the stop budget is compared with.
+    unit: UnitFit | None = attrs.field(default=None, init=False)
+
+    _heartbeat: Heartbeat | None = attrs.field(default=None, init=False)
+    _power_off: PowerOff | None = attrs.field(default=None, init=False)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the manager ends a loop that hangs now; any thread may ask."""
+        return self._heartbeat is not None and self._heartbeat.watched
 
     @classmethod
     def taken(cls, environ: MutableMapping[str, str]) -> Outside:
@@ -58,11 +74,37 @@ class Outside:
         if self.listeners is not None:
             self.listeners.close()
 
+    def tell_opening(self) -> None:
+        """The state directory is being opened: the loop, which tells the rest, does not run yet."""
+        extension = microseconds(OPENING)
+        self.notifier.tell(STATUS="starting: opening the journal", EXTEND_TIMEOUT_USEC=extension)
+
     def begin(self, host: Host, commands: Commands, serve: Serve) -> None:
         """Start every tie; in the loop, without waiting."""
+        if self.notifier.present:
+            controllers = commands.dispatcher.controllers
+            self._heartbeat = Heartbeat(host, self.notifier, controllers)
+            commands.reloader.on_reload = self._heartbeat.reload
+            serve("heartbeat", self._heartbeat.serve)
+            # Only where a manager runs it: a daemon in a terminal delays nobody's shutdown.
+            self._power_off = PowerOff(host, commands.dispatcher)
+            serve("shutdown lock", self._power_off.serve)
+        if self.unit is not None:
+            serve("unit", self.unit.serve, lambda: host.stop.limits)
         if self.listeners is not None:
             verbs = Verbs(host, commands)
             serve("listeners", self.listeners.serve, verbs.table(), verbs.unready)
 
     def tell_ready(self) -> None:
         """The start is over."""
+        if self.unit is not None:
+            self.unit.ask()
+        if self._heartbeat is not None:
+            self._heartbeat.ready()
+        if self._power_off is not None:
+            self._power_off.ready()
+
+    def tell_swapped(self) -> None:
+        """A reload is in force: what a stop may take can have changed."""
+        if self.unit is not None:
+            self.unit.ask()

@@ -1,0 +1,231 @@
+"""logind's delay lock: a shutdown of the machine waits for whoever holds one, for a few seconds.
+
+One connection to the system bus, for one task: a call sends, and receives until its answer is
+there. What comes in between only leaves a mark that something has changed.
+
+1. No signal is believed: every local user can send one to us. It only makes the caller ask
+   logind itself, which also tells what was missed while there was no connection.
+2. Every call has its bound. After a failure the connection is of no use: close it, make another.
+3. logind is never started from here: who stopped it has meant it.
+
+Imported late, by whoever connects: a start must not wait for a library that only this needs.
+Rejected: jeepney's own opening, which spins when the bus closes in mid-greeting, and its router,
+a nursery of its own, whose receiver breaks when a filter is left as the connection ends.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import attrs
+import trio
+from jeepney import DBusAddress, DBusErrorResponse, HeaderFields, MatchRule, Message, MessageFlag
+from jeepney import Properties as PropertiesOf
+from jeepney.auth import BEGIN, Authenticator
+from jeepney.bus import get_bus
+from jeepney.bus_messages import message_bus
+from jeepney.io.trio import DBusConnection
+from jeepney.low_level import MessageType
+from jeepney.wrappers import new_method_call, unwrap_msg
+
+# Bounds in seconds: for what the bus does itself, and for what may wait for another service,
+# as a lock waits for polkit to be started.
+GREETING = 5.0
+ANSWER = 30.0
+
+_LOGIND = "org.freedesktop.login1"
+_MANAGER = DBusAddress("/org/freedesktop/login1", _LOGIND, f"{_LOGIND}.Manager")
+_DENIED = (
+    "org.freedesktop.DBus.Error.AccessDenied",
+    "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
+)
+_GONE = (
+    "org.freedesktop.DBus.Error.NameHasNoOwner",
+    "org.freedesktop.DBus.Error.ServiceUnknown",
+)
+
+
+class Unreachable(Exception):
+    """There is no lock to be had now: what is wrong, and what to do."""
+
+
+class DelayLock:
+    """A lock that is held; for as long as the descriptor is open, and no longer."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let the shutdown go on; harmless when repeated."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@attrs.define(eq=False)
+class Logind:
+    """A connection to logind; made by connect(), and closed by who made it.
+
+    Every method raises Unreachable where the bus or logind does not do its part.
+    """
+
+    _connection: DBusConnection
+    _marked: bool = attrs.field(default=False, init=False)
+
+    @classmethod
+    async def connect(cls) -> Logind:
+        """Connect, and hear of every later change. Leaves nothing open when it fails.
+
+        Raises FileNotFoundError where there is no system bus at all, as in most containers.
+        """
+        try:
+            with trio.fail_after(GREETING):
+                connection = await _greeted()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"this machine has no system bus: {error}") from error
+        except trio.TooSlowError as error:
+            raise Unreachable(f"the system bus does not answer within {GREETING:g} s") from error
+        except (OSError, ValueError, trio.BrokenResourceError, trio.EndOfChannel) as error:
+            raise Unreachable(f"no connection to the system bus: {_said(error)}") from error
+        made = cls(connection)
+        try:
+            await made._listen()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    async def preparing(self) -> bool:
+        """Whether the machine is about to be shut down or rebooted."""
+        return bool(await self._property("PreparingForShutdown"))
+
+    async def delay_max(self) -> float:
+        """For how many seconds logind lets itself be delayed at most, as it is configured now."""
+        return int(await self._property("InhibitDelayMaxUSec")) / 1_000_000
+
+    async def lock(self, who: str, why: str) -> DelayLock:
+        """Take a delay lock; ``systemd-inhibit --list`` shows *who* and *why*."""
+        asked = new_method_call(_MANAGER, "Inhibit", "ssss", ("shutdown", who, why, "delay"))
+        (descriptor,) = await self._call(asked)
+        number = descriptor.to_raw_fd()
+        # A program that inherited it would hold the lock for as long as it runs.
+        os.set_inheritable(number, False)  # noqa: FBT003 - it takes no keyword
+        return DelayLock(number)
+
+    async def changed(self) -> None:
+        """Wait until preparing() may answer something else; sometimes it does not."""
+        while not self._marked:
+            try:
+                self._note(await self._connection.receive())
+            except (OSError, ValueError, RuntimeError, trio.BrokenResourceError) as error:
+                raise Unreachable(f"the system bus failed: {_said(error)}") from error
+            except trio.EndOfChannel as error:
+                raise Unreachable("the system bus has closed the connection") from error
+        self._marked = False
+
+    def close(self) -> None:
+        """Close the connection. Locks are not concerned: a lock has its own descriptor."""
+        self._connection.socket.close()
+
+    async def _listen(self) -> None:
+        prepares = MatchRule(
+            type="signal",
+            sender=_LOGIND,
+            path=_MANAGER.object_path,
+            interface=_MANAGER.interface,
+            member="PrepareForShutdown",
+        )
+        # A logind that comes anew knows nothing of a shutdown that the one before it prepared.
+        owners = MatchRule(
+            type="signal",
+            sender=message_bus.bus_name,
+            path=message_bus.object_path,
+            interface=message_bus.interface,
+            member="NameOwnerChanged",
+        )
+        owners.add_arg_condition(0, _LOGIND)
+        for rule in (prepares, owners):
+            await self._call(message_bus.AddMatch(rule))
+
+    async def _property(self, name: str) -> Any:
+        ((_, value),) = await self._call(PropertiesOf(_MANAGER).get(name))
+        return value
+
+    async def _call(self, message: Message) -> tuple[Any, ...]:
+        message.header.flags |= MessageFlag.no_auto_start
+        name = message.header.fields[HeaderFields.member]
+        try:
+            with trio.fail_after(ANSWER):
+                answer = await self._answer(message)
+            body: tuple[Any, ...] = unwrap_msg(answer)
+        except DBusErrorResponse as error:
+            raise Unreachable(_refusal(name, error)) from error
+        except trio.TooSlowError as error:
+            raise Unreachable(f"{name} got no answer within {ANSWER:g} s") from error
+        except trio.EndOfChannel as error:
+            raise Unreachable(f"the system bus closed the connection during {name}") from error
+        except (OSError, ValueError, RuntimeError, trio.BrokenResourceError) as error:
+            raise Unreachable(f"{name} failed: {_said(error)}") from error
+        return body
+
+    async def _answer(self, message: Message) -> Message:
+        serial = next(self._connection.outgoing_serial)
+        await self._connection.send(message, serial=serial)
+        while True:
+            received: Message = await self._connection.receive()
+            if received.header.fields.get(HeaderFields.reply_serial) == serial:
+                return received
+            self._note(received)
+
+    def _note(self, message: Message) -> None:
+        if message.header.message_type is not MessageType.signal:
+            return
+        member = message.header.fields.get(HeaderFields.member)
+        # The new owner's name comes last: while there is none, there is nobody to ask.
+        if member == "PrepareForShutdown" or (
+            member == "NameOwnerChanged" and message.body[2:] != ("",)
+        ):
+            self._marked = True
+
+
+async def _greeted() -> DBusConnection:
+    """A connection on which the bus has said who we are."""
+    stream = await trio.open_unix_socket(get_bus("SYSTEM"))
+    try:
+        await _authenticate(stream)
+        connection = DBusConnection(stream.socket, enable_fds=True)
+        await connection.send(message_bus.Hello())
+        await connection.receive()
+    except BaseException:
+        stream.socket.close()
+        raise
+    return connection
+
+
+async def _authenticate(stream: trio.SocketStream) -> None:
+    greeting = Authenticator(enable_fds=True, inc_null_byte=False)
+    await stream.send_all(b"\0")
+    for line in greeting:
+        if line:
+            await stream.send_all(line)
+        if not (data := await stream.receive_some()):
+            raise trio.EndOfChannel("it was closed during the greeting")
+        greeting.feed(bytes(data))
+    await stream.send_all(BEGIN)
+
+
+def _refusal(call: str, error: DBusErrorResponse) -> str:
+    said = ": ".join([str(error.name), *(each for each in error.data if isinstance(each, str))])
+    if error.name in _DENIED:
+        return (
+            f"{call} is refused ({said}): install polkit (Debian: polkitd), whose defaults "
+            "allow delay locks, or allow org.freedesktop.login1.inhibit-delay-shutdown"
+        )
+    if error.name in _GONE:
+        return f"systemd-logind does not run ({said}): systemctl start systemd-logind"
+    return f"{call} failed: {said}"
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or repr(error)

@@ -1,0 +1,482 @@
+"""A shutdown of the machine, as logind announces it: what the daemon does before its own stop."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from rig import Rig, Script, key, rig, thing
+from trio.testing import MockClock
+
+from reconciled.api import Result, done
+from reconciled.runtime.dispatcher import Dispatcher
+from reconciled.runtime.poweroff import PAUSED, UNHEARD, PowerOff, patience
+from reconciled.service.inhibitor import Logind, Unreachable
+
+HOUR = 3600.0
+
+
+@attrs.define(eq=False)
+class Lock:
+    """A lock that knows when it was let go."""
+
+    taken: float
+    released: float | None = None
+
+    def release(self) -> None:
+        assert self.released is None
+        self.released = trio.current_time()
+
+
+@attrs.define(eq=False)
+class Machine:
+    """A logind, as the test wants it to be; every connection to it is one of lives."""
+
+    monkeypatch: pytest.MonkeyPatch
+    coming: bool = False
+    delay: float = 5.0
+    # What connecting, and what taking a lock fails with.
+    unreachable: Exception | None = None
+    refusal: Exception | None = None
+    tries: list[float] = attrs.field(factory=list)
+    locks: list[Lock] = attrs.field(factory=list)
+    lives: list[Life] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.monkeypatch.setattr(Logind, "connect", self.connect)
+
+    async def connect(self) -> Life:
+        await trio.lowlevel.checkpoint()
+        self.tries.append(trio.current_time())
+        if self.unreachable is not None:
+            raise self.unreachable
+        self.lives.append(Life(self))
+        return self.lives[-1]
+
+    @property
+    def held(self) -> list[Lock]:
+        return [lock for lock in self.locks if lock.released is None]
+
+    def say(self, *, coming: bool) -> None:
+        """A shutdown is prepared, or is not any more; and every connection hears of it."""
+        self.coming = coming
+        for life in self.lives:
+            life.mark.set()
+
+    def restart_bus(self, error: Exception | None = None) -> None:
+        """Every connection ends."""
+        for life in self.lives:
+            life.broken = error or Unreachable("the system bus has closed the connection")
+            life.mark.set()
+
+
+@attrs.define(eq=False)
+class Life:
+    """One connection."""
+
+    machine: Machine
+    mark: trio.Event = attrs.field(factory=trio.Event)
+    broken: Exception | None = None
+    closed: bool = False
+
+    async def preparing(self) -> bool:
+        await self._ask()
+        return self.machine.coming
+
+    async def delay_max(self) -> float:
+        await self._ask()
+        return self.machine.delay
+
+    async def lock(self, who: str, why: str) -> Lock:
+        await self._ask()
+        assert (who, bool(why)) == ("reconciled", True)
+        assert not self.machine.coming, "a lock is refused while what it would delay goes on"
+        if self.machine.refusal is not None:
+            raise self.machine.refusal
+        self.machine.locks.append(Lock(trio.current_time()))
+        return self.machine.locks[-1]
+
+    async def changed(self) -> None:
+        await self.mark.wait()
+        self.mark = trio.Event()
+        await self._ask()
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def _ask(self) -> None:
+        assert not self.closed
+        await trio.lowlevel.checkpoint()
+        if self.broken is not None:
+            raise self.broken
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+@pytest.fixture
+async def made(
+    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+) -> AsyncIterator[Household]:
+    """A running controller whose key ``a`` takes as long as the test wants, and the service."""
+    async with household(tmp_path) as built:
+        yield built
+
+
+@attrs.define(eq=False)
+class Household:
+    """The rig with its service."""
+
+    rig: Rig
+    service: trio.CancelScope
+    finish: trio.Event
+
+    async def run_a(self) -> None:
+        """Key ``a`` is in the midst of a run."""
+        self.rig.declare(thing("a"))
+        await self.rig.settle()
+        assert self.rig.script.ran == ["a"]
+
+
+@asynccontextmanager
+async def household(tmp_path: Path) -> AsyncIterator[Household]:
+    script = Script()
+    finish = trio.Event()
+
+    async def act(_: Any) -> Result:
+        await finish.wait()
+        return done()
+
+    script.acts["a"] = act
+    async with rig(tmp_path, script) as inner, trio.open_nursery() as nursery:
+        built = Household(inner, trio.CancelScope(), finish)
+
+        async def serve() -> None:
+            with built.service:
+                power_off = PowerOff(inner.host, inner.dispatcher)
+                power_off.ready()
+                await power_off.serve()
+
+        nursery.start_soon(serve)
+        await inner.settle()
+        yield built
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def test_patience_is_the_drain_but_less_than_logind_has() -> None:
+    """Runs get the drain, but the lock is back a second before logind takes it."""
+    assert patience(20, 5) == 4
+    assert patience(2, 30) == 2
+    assert patience(20, 1.5) == 0.75
+    assert patience(20, 0) == 0
+
+
+async def test_what_runs_may_end_and_nothing_begins(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """On the announcement nothing is handed out, what runs ends, and then the lock goes."""
+    await made.run_a()
+    (lock,) = machine.held
+    machine.say(coming=True)
+    await made.rig.settle()
+    made.rig.declare(thing("a"), thing("b"))
+    began = trio.current_time()
+    await trio.sleep(2)
+    assert made.rig.script.ran == ["a"]
+    assert made.rig.host.paused == PAUSED
+    assert lock.released is None
+    made.finish.set()
+    await trio.sleep(1)
+    assert lock.released is not None
+    assert lock.released - began == pytest.approx(2, abs=0.1)
+    assert made.rig.script.ran == ["a"]
+    assert made.rig.lines("shutdown.announced", running=1, wait_s=4.0)
+    assert made.rig.lines("shutdown.drained")
+    # No stage has been entered: a stop is yet to come.
+    assert not made.rig.host.stopping
+
+
+async def test_an_idle_daemon_delays_nobody(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """Where nothing runs, the lock goes at once."""
+    (lock,) = machine.held
+    machine.say(coming=True)
+    began = trio.current_time()
+    await made.rig.settle()
+    assert lock.released == began
+
+
+async def test_a_run_that_was_handed_out_counts(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """The lock is kept for a run that has not taken its first step yet."""
+    (lock,) = machine.held
+    made.rig.host.queue._turns.running += 1
+    machine.say(coming=True)
+    await made.rig.settle()
+    assert lock.released is None
+    made.rig.host.queue._turns.running -= 1
+    await trio.sleep(1)
+    assert lock.released is not None
+
+
+@pytest.mark.parametrize(("delay", "wait"), [(5.0, 4.0), (30.0, 10.0)])
+async def test_time_is_up(
+    made: Household, machine: Machine, delay: float, wait: float, autojump_clock: MockClock
+) -> None:
+    """What outlasts the drain, or logind's patience, is named, and the lock goes all the same."""
+    machine.delay = delay
+    await made.run_a()
+    (lock,) = machine.held
+    machine.say(coming=True)
+    began = trio.current_time()
+    await trio.sleep(60)
+    assert lock.released == began + wait
+    assert made.rig.lines("shutdown.overran", running=["reconcile c/a"], count=1)
+    # It goes on: nothing of it is cancelled before the stop.
+    made.finish.set()
+    await made.rig.settle()
+    assert made.rig.host.queue.running == 0
+    assert made.rig.lines("reconcile.interrupted") == []
+
+
+async def test_called_off(made: Household, machine: Machine, autojump_clock: MockClock) -> None:
+    """A shutdown that is called off: keys are handed out again, and the lock is taken again."""
+    await made.run_a()
+    machine.say(coming=True)
+    await trio.sleep(2)
+    made.rig.declare(thing("a"), thing("b"))
+    made.finish.set()
+    await trio.sleep(2)
+    assert machine.held == []
+    machine.say(coming=False)
+    await made.rig.settle()
+    assert made.rig.script.ran == ["a", "b"]
+    assert made.rig.host.paused == ""
+    assert len(machine.held) == 1
+    assert len(made.rig.lines("shutdown.called_off")) == 1
+    machine.say(coming=True)
+    await made.rig.settle()
+    assert made.rig.host.paused
+    assert len(made.rig.lines("shutdown.announced")) == 2
+
+
+async def test_called_off_during_the_wait(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """Called off while runs are waited for: the lock that is there is kept."""
+    await made.run_a()
+    machine.say(coming=True)
+    await trio.sleep(2)
+    machine.say(coming=False)
+    await trio.sleep(60)
+    assert [lock.released for lock in machine.locks] == [None]
+    assert not made.rig.host.paused
+
+
+async def test_announced_again_is_told_once(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """More signals about one shutdown neither tell it again nor give what runs more time."""
+    await made.run_a()
+    (lock,) = machine.held
+    machine.say(coming=True)
+    began = trio.current_time()
+    for _ in range(6):
+        await trio.sleep(1)
+        machine.say(coming=True)
+    await made.rig.settle()
+    assert lock.released == began + 4
+    assert len(made.rig.lines("shutdown.announced")) == 1
+
+
+async def test_a_stop_in_the_pause_is_a_stop_as_always(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """SIGTERM during the pause begins a stop, at whose end nothing is left of either."""
+    await made.run_a()
+    made.rig.declare(thing("a", 2), thing("b"))
+    machine.say(coming=True)
+    await trio.sleep(1)
+    await made.rig.signal()
+    made.finish.set()
+    await made.rig.controller.ended.wait()
+    assert made.rig.script.ran[:1] == ["a"]
+    assert made.rig.lines("shutdown.called_off") == []
+    machine.say(coming=False)
+    await made.rig.settle()
+    assert len(made.rig.script.ran) == made.rig.script.ran.count("a") + 1
+    assert made.rig.host.queue.running == 0
+
+
+async def test_a_pause_is_not_hot(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """A key that becomes due in a pause waits for its end, and the dispatcher sleeps meanwhile."""
+    made.rig.declare(thing("b"))
+    await made.rig.settle()
+    now = trio.current_time()
+    made.rig.controller.lane.add_at(key("b"), now + 5, now, "later")
+    machine.say(coming=True)
+    await made.rig.settle()
+    asked = 0
+    hand_out = Dispatcher._hand_out
+
+    def counted(dispatcher: Dispatcher) -> None:
+        nonlocal asked
+        asked += 1
+        assert asked < 100, "the dispatcher does not sleep"
+        hand_out(dispatcher)
+
+    machine.monkeypatch.setattr(Dispatcher, "_hand_out", counted)
+    await trio.sleep(60)
+    assert asked <= 1
+    machine.say(coming=False)
+    await made.rig.settle()
+    assert made.rig.script.ran == ["b", "b"]
+
+
+async def test_its_end_lets_go(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """With the daemon's services the lock ends, whatever it waits for."""
+    await made.run_a()
+    machine.say(coming=True)
+    await made.rig.settle()
+    made.service.cancel(reason="work has ended")
+    await made.rig.settle()
+    assert machine.held == []
+    assert machine.lives[-1].closed
+
+
+# -- without a bus, or without its consent ---------------------------------------------------
+
+
+async def test_a_lost_connection_comes_back(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """A bus that restarts is told once; the lock ends with it and is taken again in a second."""
+    (lock,) = machine.held
+    machine.restart_bus()
+    began = trio.current_time()
+    await made.rig.settle()
+    assert lock.released == began
+    assert machine.lives[0].closed
+    await trio.sleep(1.1)
+    assert len(machine.held) == 1
+    assert len(made.rig.lines("shutdown.lock_missing", level="warning")) == 1
+
+
+async def test_no_bus_is_no_warning(
+    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """Without a system bus, as in a container: one line at info, and a try now and then."""
+    machine.unreachable = FileNotFoundError("this machine has no system bus")
+    async with household(tmp_path) as made:
+        await trio.sleep(HOUR)
+        (line,) = made.rig.lines("shutdown.lock_missing")
+        assert line["level"] == "info"
+        assert 12 <= len(machine.tries) <= 48 + 10
+        machine.unreachable = None
+        await trio.sleep(301)
+        assert len(machine.held) == 1
+
+
+async def test_a_refusal_is_told_once(
+    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """Without polkit the refusal is one warning, and the lock is there once it is allowed."""
+    machine.refusal = Unreachable("Inhibit is refused: install polkit")
+    async with household(tmp_path) as made:
+        await trio.sleep(HOUR)
+        (line,) = made.rig.lines("shutdown.lock_missing")
+        assert line["level"] == "warning"
+        assert "install polkit" in line["reason"]
+        assert all(life.closed for life in machine.lives)
+        machine.refusal = None
+        await trio.sleep(301)
+        assert len(machine.held) == 1
+        assert len(made.rig.lines("shutdown.lock_held")) == 1
+        # Held and lost again: that is news.
+        machine.restart_bus()
+        await made.rig.settle()
+        assert len(made.rig.lines("shutdown.lock_missing")) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no message"), IndexError(), ExceptionGroup("", [OSError(5, "x")]), ImportError()],
+)
+async def test_no_error_harms_the_daemon(
+    made: Household, machine: Machine, error: Exception, autojump_clock: MockClock
+) -> None:
+    """Whatever fails on the way to logind, it is told with a reason, and tried again."""
+    machine.restart_bus(error)
+    await made.rig.settle()
+    (line,) = made.rig.lines("shutdown.lock_missing")
+    assert line["reason"]
+    await trio.sleep(1.1)
+    assert len(machine.held) == 1
+
+
+async def test_an_announcement_that_was_missed(
+    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """A connection that is made during a shutdown pauses, and asks for no lock."""
+    machine.coming = True
+    async with household(tmp_path) as made:
+        assert made.rig.host.paused == PAUSED
+        assert made.rig.lines("shutdown.announced", wait_s=0.0)
+        assert machine.locks == []
+
+
+async def test_a_pause_outlives_the_connection(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """The bus may end before the daemon does: no run begins because of that."""
+    machine.say(coming=True)
+    await trio.sleep(UNHEARD + 10)
+    machine.unreachable = Unreachable("refused")
+    machine.restart_bus()
+    made.rig.wish("b")
+    await trio.sleep(UNHEARD - 10)
+    assert made.rig.host.paused
+    assert made.rig.script.ran == []
+    assert made.rig.lines("shutdown.lock_missing") == []
+
+
+async def test_a_pause_that_nobody_can_end_ends(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """Where nobody says for two minutes whether a shutdown still comes, work goes on."""
+    machine.say(coming=True)
+    await made.rig.settle()
+    machine.unreachable = Unreachable("refused")
+    machine.restart_bus()
+    made.rig.declare(thing("b"))
+    await trio.sleep(UNHEARD + 10)
+    assert made.rig.script.ran == ["b"]
+    assert made.rig.lines("shutdown.called_off")
+
+
+async def test_a_new_connection_tells_that_it_was_called_off(
+    made: Household, machine: Machine, autojump_clock: MockClock
+) -> None:
+    """What logind forgot by its own end does not keep the daemon paused."""
+    machine.say(coming=True)
+    await made.rig.settle()
+    machine.restart_bus()
+    machine.coming = False
+    made.rig.declare(thing("b"))
+    await trio.sleep(1.1)
+    assert made.rig.script.ran == ["b"]
+    assert len(machine.held) == 1
