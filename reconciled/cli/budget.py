@@ -1,4 +1,8 @@
-"""``reconciled budget``: how long a stop may take, and what asks for how much of it."""
+"""``reconciled budget``: how long a stop may take, what asks for how much of it, and its limit.
+
+Exit codes: 0 · 1 a declared budget is longer than stop.critical, or the stop budget does not fit
+the unit · 78 the configuration is invalid.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,37 @@ import argparse
 import math
 import os
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import attrs
 import trio
 
-from reconciled.cli.terminal import complain, refuse, say, say_json, tell_trouble
+from reconciled.cli.terminal import (
+    StoreTooNew,
+    StoreUnusable,
+    complain,
+    refuse,
+    say,
+    say_json,
+    tell_trouble,
+)
+from reconciled.cli.unit import Unit, look_at, to_paste
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.core.stages import LAST_RESORT, StopLimits
+from reconciled.journal.records import Ending
+from reconciled.journal.rows import read_past
+from reconciled.journal.snapshot import open_snapshot
 from reconciled.runtime.build import prepared_whole
 from reconciled.runtime.survey import Surveyed, survey
+from reconciled.service.findings import Grade, span
 
 DOES_NOT_FIT = 1
 SHOWN = 10
+REMEMBERED = 10_000  # so many past operations are looked at, the newest
 
 
 @attrs.frozen(order=True)
@@ -31,8 +51,16 @@ class Declared:
     key: Key
 
 
+@attrs.frozen
+class Measured:
+    """What critical operations have taken: how many are known, and the longest of each key."""
+
+    operations: int = 0
+    longest: tuple[Declared, ...] = ()
+
+
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the stages and the declared budgets."""
+    """Print the stages, the declared budgets, what was measured, and the unit's limit."""
     try:
         config = load(find_config(arguments.config, os.environ), os.environ).config
         prepared = prepared_whole(config)
@@ -41,15 +69,24 @@ def execute(arguments: argparse.Namespace) -> int:
     # Also those that do not fit: to name them is what this is for.
     surveyed = trio.run(partial(survey, prepared, {}, critical=math.inf))
     tell_trouble(prepared, surveyed)
-    declared = declared_budgets(surveyed)
-    too_long = [each for each in declared if each.seconds > config.stop.critical]
+    limits, declared = config.stop, declared_budgets(surveyed)
+    too_long = [each for each in declared if each.seconds > limits.critical]
+    measured = _measured(config.state)
+    unit = look_at(arguments.unit, limits)
     if arguments.json:
-        say_json(_as_data(config.stop, declared))
+        say_json(_as_data(limits, declared, measured, unit))
     else:
-        _print(config.stop, declared)
+        _print_stages(limits, unit)
+        _print_work(limits, declared, measured)
     for each in too_long:
         complain(f"{each.key} asks for {format_duration(each.seconds)}: longer than stop.critical")
-    return DOES_NOT_FIT if too_long else 0
+    missing = arguments.unit is not None and unit.facts is None
+    if missing:
+        complain(f"--unit {arguments.unit}: {unit.reason}")
+    faults = [each for each in unit.findings if each.grade is Grade.FAULT]
+    for fault in faults:
+        complain(f"{unit.name}: {fault.what}")
+    return DOES_NOT_FIT if too_long or missing or faults else 0
 
 
 def declared_budgets(surveyed: list[Surveyed]) -> list[Declared]:
@@ -63,7 +100,32 @@ def declared_budgets(surveyed: list[Surveyed]) -> list[Declared]:
     return sorted(declared, key=lambda each: (-each.seconds, each.key))
 
 
-def _as_data(limits: StopLimits, declared: list[Declared]) -> dict[str, object]:
+def _measured(state: Path) -> Measured:
+    """What the history below *state* tells; nothing where it cannot be read.
+
+    An operation is measured as a whole, of which its critical part is the most. Those of more than
+    one attempt are left out: the time in which no daemon ran is no part of the work.
+    """
+    try:
+        with open_snapshot(state) as connection:
+            past = () if connection is None else read_past(connection, REMEMBERED).records
+    except (StoreTooNew, StoreUnusable, OSError) as error:
+        complain(f"measured durations cannot be read: {error}")
+        return Measured()
+    known = [
+        each for each in past if each.critical and each.attempt == 1 and each.ending is Ending.DONE
+    ]
+    longest: dict[Key, float] = {}
+    for each in known:
+        # Wall times: a clock that was set back measures nothing.
+        longest[each.key] = max(longest.get(each.key, 0.0), each.ended - each.begun)
+    rows = (Declared(round(seconds, 3), key) for key, seconds in longest.items())
+    return Measured(len(known), tuple(sorted(rows, key=lambda each: (-each.seconds, each.key))))
+
+
+def _as_data(
+    limits: StopLimits, declared: list[Declared], measured: Measured, unit: Unit
+) -> dict[str, Any]:
     return {
         "drain_s": limits.drain,
         "critical_s": limits.critical,
@@ -71,12 +133,15 @@ def _as_data(limits: StopLimits, declared: list[Declared]) -> dict[str, object]:
         "last_resort_s": LAST_RESORT,
         "budget_s": limits.budget,
         "declared": [{"key": each.key, "budget_s": each.seconds} for each in declared],
-        "measured": None,
-        "unit": None,
+        "measured": {
+            "operations": measured.operations,
+            "longest": [{"key": each.key, "duration_s": each.seconds} for each in measured.longest],
+        },
+        "unit": unit.data(),
     }
 
 
-def _print(limits: StopLimits, declared: list[Declared]) -> None:
+def _print_stages(limits: StopLimits, unit: Unit) -> None:
     rows = [
         ("drain", limits.drain, "ordinary work may finish; counts from the signal"),
         ("critical", limits.critical, "hard limit of critical operations; counts from the signal"),
@@ -86,15 +151,37 @@ def _print(limits: StopLimits, declared: list[Declared]) -> None:
     ]
     for name, seconds, meaning in rows:
         say(f"{name:<12} {format_duration(seconds):>8}  {meaning}")
+    limit = unit.facts.timeout_stop if unit.facts else None
+    if limit is not None:
+        word = "fits" if unit.fits else "does not fit"
+        say(f"{'unit':<12} {span(limit):>8}  TimeoutStopSec= of {unit.name}: the budget {word}")
+    else:
+        say(f"{'unit':<12} {'?':>8}  {unit.reason or 'its limit is not told'}")
+    if not unit.fits:
+        say()
+        # The worst comes first.
+        for line in to_paste(unit.remedies[:1]):
+            say(f"    {line}")
+
+
+def _print_work(limits: StopLimits, declared: list[Declared], measured: Measured) -> None:
     say()
     if declared:
         say("Declared by manifests, the longest first:")
-        for each in declared[:SHOWN]:
-            say(f"  {format_duration(each.seconds):>8}  {each.key}")
-        if len(declared) > SHOWN:
-            say(f"  … and {len(declared) - SHOWN} more")
+        _print_longest(declared)
         needed = min(declared[0].seconds, limits.critical) + limits.cleanup + LAST_RESORT
         say(f"With these, a stop needs at most {format_duration(needed)}.")
     else:
         say("No manifest declares a critical budget.")
-    say("Measured durations and the service manager's limit are not looked at in this version.")
+    if measured.longest:
+        say(f"Measured, of {measured.operations} critical operations each key's longest:")
+        _print_longest(measured.longest)
+    else:
+        say("The journal knows of no critical operation that was done.")
+
+
+def _print_longest(rows: list[Declared] | tuple[Declared, ...]) -> None:
+    for each in rows[:SHOWN]:
+        say(f"  {format_duration(each.seconds):>8}  {each.key}")
+    if len(rows) > SHOWN:
+        say(f"  … and {len(rows) - SHOWN} more")

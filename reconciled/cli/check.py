@@ -1,7 +1,8 @@
 """``reconciled check``: grades the configuration and everything that it names.
 
 The grades, each looked at for whatever passed the one before: syntax, schema, plugins,
-references, manifests, stop budget. All problems come in one go, each with file, line and column.
+references, manifests, stop budget, unit. All problems come in one go, each with file, line and
+column. What does not fit in the unit is a warning, and printed with what to paste.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from reconciled.cli.terminal import (
     say,
     say_json,
 )
+from reconciled.cli.unit import Unit, look_at, obstacles, to_paste
 from reconciled.config.documents import read_documents
 from reconciled.config.load import find_config, load
 from reconciled.config.model import Config
@@ -43,6 +45,8 @@ class Grades:
     grades: dict[str, str] = attrs.field(factory=dict)
     problems: list[Problem] = attrs.field(factory=list)
     warnings: list[str] = attrs.field(factory=list)
+    notes: list[str] = attrs.field(factory=list)
+    unit: Unit | None = None
 
     def note(self, grade: str, problems: list[Problem], good: str = "ok") -> None:
         """Enter *grade*, by its problems."""
@@ -57,11 +61,10 @@ def execute(arguments: argparse.Namespace) -> int:
     found = Grades()
     config = _configuration(path, found)
     if config is not None:
-        if arguments.unit is not None:
-            found.warnings.append("--unit has no effect in this version: no unit is looked at")
         prepared = prepare(config)
         _plugins(prepared, found)
-        _contents(prepared, found)
+        surveyed = _contents(prepared, found)
+        _unit(arguments.unit, config, surveyed, found)
     bad = bool(found.problems) or (arguments.strict and bool(found.warnings))
     if arguments.json:
         _print_json(found, bad=bad)
@@ -106,7 +109,7 @@ def _plugins(prepared: Prepared, found: Grades) -> None:
         found.warnings += [f"{ready.plugin.origin}: {text}" for text in ready.plugin.warnings]
 
 
-def _contents(prepared: Prepared, found: Grades) -> None:
+def _contents(prepared: Prepared, found: Grades) -> list[Surveyed]:
     config = prepared.config
     try:
         applied = applied_below(config.state)
@@ -130,6 +133,26 @@ def _contents(prepared: Prepared, found: Grades) -> None:
     declared = declared_budgets(surveyed)
     longest = f", longest declared {format_duration(declared[0].seconds)}" if declared else ""
     found.grades["stop budget"] = f"{format_duration(limits.budget)}{longest}"
+    return surveyed
+
+
+def _unit(name: str | None, config: Config, surveyed: list[Surveyed], found: Grades) -> None:
+    """The unit *name*, which has to be there; None: ours, if it is."""
+    unit = look_at(name, config.stop)
+    found.unit = unit
+    if unit.facts is None:
+        if name is None:
+            found.grades["unit"] = f"not looked at: {unit.reason}"
+        else:
+            place = Origin(str(config.files[0]))
+            found.note("unit", [Problem(place, f"--unit {name}: {unit.reason}")])
+        return
+    warnings = [*unit.warnings, *obstacles(unit, config, surveyed)]
+    found.warnings += warnings
+    found.notes += unit.notes
+    count = len(warnings)
+    word = f"{count} warning{'s' * (count > 1)}" if count else "ok"
+    found.grades["unit"] = f"{word}, {unit.name}"
 
 
 def _unclaimed(prepared: Prepared, surveyed: list[Surveyed]) -> list[Problem]:
@@ -194,8 +217,16 @@ def _print(path: Path, found: Grades, *, bad: bool) -> None:
         complain(str(problem))
     for warning in found.warnings:
         complain(f"{warning} (warning)")
+    for note in found.notes:
+        complain(f"{note} (note)")
     for grade, word in found.grades.items():
         say(f"{grade:<12} {word}")
+    if found.unit is not None and (remedies := found.unit.remedies):
+        say()
+        say("# What puts the unit right, for a root shell:")
+        for line in to_paste(remedies):
+            say(line)
+        say()
     say(f"{path} is {'not valid' if bad else 'valid'}.")
 
 
@@ -214,5 +245,7 @@ def _print_json(found: Grades, *, bad: bool) -> None:
                 for problem in found.problems
             ],
             "warnings": found.warnings,
+            "notes": found.notes,
+            "unit": found.unit.data() if found.unit else None,
         }
     )

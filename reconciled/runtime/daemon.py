@@ -272,6 +272,7 @@ class Daemon:
         self.host.queue.limit = config.limits.concurrency
         for stop in self.host.stop.and_inner():
             stop.limits = config.stop
+        self.outside.tell_swapped()
         gone = set(self.controllers) - swap.kept
         for name in sorted(gone):
             self._retire(self.controllers.pop(name))

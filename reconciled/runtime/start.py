@@ -33,6 +33,7 @@ from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.leftovers import end_leftovers
 from reconciled.runtime.once import Once
 from reconciled.runtime.outside import Outside
+from reconciled.runtime.unit import UnitFit
 
 DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 
@@ -59,9 +60,13 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
     try:
         for warning in loaded.warnings:
             logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
-        unbuilt = ["run --strict has no effect in this version: no unit is read"] if strict else []
-        for line in (*unbuilt, *not_built(loaded.config)):
+        for line in not_built(loaded.config):
             logs.log.warning("config.not_built", reason=line)
+        outside.unit = UnitFit(logs.log, environ, outside.notifier.watchdog_s)
+        if strict and not outside.unit.fits(loaded.config.stop):
+            reason = "--strict: the stop budget does not fit the unit"
+            logs.log.error("daemon.refused", reason=reason)
+            return INVALID
         return _locked(
             path, environ, signals, outside, prepared=prepared, logs=logs, once=once, began=began
         )

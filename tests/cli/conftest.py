@@ -17,7 +17,11 @@ from desk import Desk
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Desk:
-    """An empty configuration directory, with nothing of ours in the environment."""
+    """An empty configuration directory, with nothing of ours in the environment.
+
+    There is no service manager, whatever this machine has.
+    """
+    monkeypatch.setattr("reconciled.service.manager._BOOTED", tmp_path / "no-systemd")
     for name in ("RECONCILED_CONFIG", "CONFIGURATION_DIRECTORY", "STATE_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     return Desk(tmp_path, capfd)

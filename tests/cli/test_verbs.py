@@ -85,6 +85,7 @@ def test_check_of_what_is_right(desk: Desk) -> None:
         "references   ok",
         "manifests    ok, 1 resources",
         "stop budget  5m8s, longest declared 20s",
+        "unit         not looked at: there is no systemd here",
         "@/r.yaml is valid.",
     ]
     assert not desk.state.exists()
@@ -393,8 +394,8 @@ def test_budget_that_fits(desk: Desk) -> None:
         "budget",
     ]
     assert said.lines[4].split()[:2] == ["budget", "2m7s"]
-    assert said.lines[7].split() == ["11s", "c/k11"]
-    assert said.lines[17] == "  … and 1 more"
+    assert said.lines[8].split() == ["11s", "c/k11"]
+    assert said.lines[18] == "  … and 1 more"
     assert "With these, a stop needs at most 18s." in said.lines
     data = desk.say("budget", "--json").data
     assert (data["drain_s"], data["critical_s"], data["budget_s"]) == (10, 120, 127)

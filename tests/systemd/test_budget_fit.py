@@ -1,0 +1,170 @@
+"""The stop budget against the real unit: what does not fit is named, and its remedy is one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from box import Box
+from installed import STATE, Service, wait_until
+
+UNFIT = """\
+[Service]
+Type=exec
+NotifyAccess=none
+FileDescriptorStoreMax=0
+WatchdogSec=0
+KillMode=control-group
+OOMPolicy=stop
+TimeoutStopSec=10s
+"""
+NAMED = {
+    "TimeoutStopSec": "below the stop budget of 23s",
+    "KillMode": "it kills helm",
+    "WatchdogSec": "never noticed",
+    "NotifyAccess": "hears neither",
+    "OOMPolicy": "takes the whole service along",
+    "ExecStopPost": "reap --wait=5m --term=30s may take longer",
+    "InhibitDelayMaxSec": "below stop.drain (8s)",
+}
+LONG = {"drain": "8s", "critical": "19s", "cleanup": "1s"}
+LOGIND = "/etc/systemd/logind.conf.d/60-reconciled.conf"
+STRICT = "[Service]\nExecStart=\nExecStart=reconciled run --strict\n"
+
+
+def told(service: Service) -> dict[str, str]:
+    """The findings in the log, by their directives."""
+    events = ("unit.misfit", "unit.advice")
+    found = [entry for entry in service.entries() if entry.event in events]
+    return {entry.fields["directive"]: entry.fields["reason"] for entry in found}
+
+
+def checked(box: Box, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """What ``check --json`` says inside, as root from a shell."""
+    ran = box.run("reconciled", "check", "--json", *arguments, check=False)
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    data: dict[str, Any] = json.loads(ran.stdout)
+    return data
+
+
+def directives(data: dict[str, Any]) -> set[str]:
+    return {each["directive"] for each in data["unit"]["findings"]}
+
+
+def test_what_does_not_fit_is_named_and_its_remedy_is_one(service: Service) -> None:
+    """Each misfit is named in the log, in check and in budget; with what they say, none is left."""
+    box = service.box
+    service.configure(LONG, state=STATE)
+    service.drop_in(UNFIT)
+    try:
+        service.start()
+        service.wait_for("unit.advice", directive="InhibitDelayMaxSec")
+        said = told(service)
+        assert said.keys() == NAMED.keys()
+        assert all(part in said[directive] for directive, part in NAMED.items())
+        misfit = service.wait_for("unit.misfit")
+        assert misfit.fields["write"] == f"{service.dropins}/60-stop-budget.conf"
+        assert misfit.fields["content"] == "[Service]\nTimeoutStopSec=6min\n"
+        assert misfit.fields["then"] == "systemctl daemon-reload"
+        assert directives(checked(box)) == NAMED.keys()
+        _, _, paste = box.run("reconciled", "check").stdout.partition("for a root shell:\n")
+        short = box.run("reconciled", "budget", check=False)
+        assert short.returncode == 1
+        assert "10s  TimeoutStopSec= of reconciled.service: the budget does not fit" in short.stdout
+        box.run("sh", "-e", text=paste.rpartition("\n\n")[0])
+        assert directives(checked(box, "--strict")) == set()
+        assert box.run("reconciled", "budget").returncode == 0
+        service.restart()
+        service.wait_for("unit.fits", unit=service.unit)
+        assert told(service) == said  # no new line
+    finally:
+        (box.root / LOGIND.lstrip("/")).unlink(missing_ok=True)
+        box.run("systemctl", "restart", "systemd-logind")
+
+
+def test_strict_refuses_before_anything_begins(service: Service) -> None:
+    """``run --strict`` under a limit that is too short is 78, with no state, and no restart."""
+    service.configure(LONG, state=STATE)
+    service.drop_in(f"{STRICT}TimeoutStopSec=10s\n")
+    assert service.start(check=False).returncode != 0
+    service.wait_for_state("failed")
+    assert service.show("ExecMainStatus", "NRestarts") == {"ExecMainStatus": "78", "NRestarts": "0"}
+    refused = service.wait_for("daemon.refused")
+    assert "--strict" in refused.fields["reason"]
+    assert told(service)["TimeoutStopSec"].endswith("set 6min, or lower stop.critical")
+    assert not (service.box.root / STATE.lstrip("/") / "store").exists()
+    service.drop_in(STRICT)
+    service.start()
+    service.wait_for("daemon.starting")
+
+
+def test_a_reload_that_asks_for_more_is_measured_again(service: Service) -> None:
+    """A longer stop.critical that no longer fits is told when the reload is in force."""
+    service.configure({"drain": "1s", "critical": "6s"})
+    service.start()
+    service.wait_for("unit.fits")
+    service.configure({"drain": "1s", "critical": "10m"})
+    service.kill("SIGHUP")
+    misfit = service.wait_for("unit.misfit")
+    assert "below the stop budget of 10m8s" in misfit.fields["reason"]
+
+
+def test_without_a_bus_nothing_is_said(own_box: Box) -> None:
+    """No bus: the daemon starts and says nothing; root's check still reads by systemctl."""
+    service = Service(own_box)
+    service.clean()
+    service.configure(LONG, state=STATE, log={"level": "debug"})
+    service.drop_in("[Service]\nTimeoutStopSec=10s\n")
+    own_box.run("systemctl", "stop", "dbus.socket", "dbus.service")
+    service.start()
+    service.wait_for("unit.unread")
+    assert told(service) == {}
+    data = checked(own_box)
+    assert data["unit"]["read"] == "systemctl"
+    # Without the bus nobody can ask logind.
+    assert directives(data) == {"TimeoutStopSec", "ExecStopPost"}
+
+
+def test_a_unit_that_is_named_has_to_be_there(service: Service) -> None:
+    """``check --unit`` of a unit that is not loaded is a problem."""
+    service.configure(LONG, state=STATE)
+    data = checked(service.box, "--unit", "nosuch.service", code=78)
+    (problem,) = data["problems"]
+    assert problem["message"] == "--unit nosuch.service: nosuch.service is not loaded: not-found"
+
+
+def test_a_path_in_the_way_names_its_directive(service: Service) -> None:
+    """A file that the unit's sandbox keeps out of reach is named with the directive."""
+    files = {"f": {"reconciler": "file", "watch": [{"directory": "resources"}]}}
+    service.configure(state=STATE, controllers=files)
+    for name, path in {"a": "/etc/motd", "b": "/home/x/y", "c": "/var/lib/reconciled/z"}.items():
+        service.declare(name, kind="File", path=path, content="x")
+    warnings = [each for each in checked(service.box)["warnings"] if "cannot be written" in each]
+    assert len(warnings) == 2
+    assert "/etc/motd cannot be written by reconciled.service: ProtectSystem=strict" in warnings[0]
+    assert "add ReadWritePaths=/etc in a drop-in" in warnings[0]
+    assert "/home/x/y cannot be written by reconciled.service: ProtectHome=yes" in warnings[1]
+
+
+def test_a_socket_inside_the_runtime_directory_is_named(service: Service) -> None:
+    """A socket unit whose path goes with a stop, or that the daemon's user may not use, is told."""
+    box = service.box
+    service.configure(state=STATE)
+    place = "/etc/systemd/system/reconciled.socket.d"
+    try:
+        listen = "ListenStream=\nListenStream=/run/reconciled/activated.sock\nSocketUser=root\n"
+        box.write(f"{place}/50-test.conf", f"[Socket]\n{listen}")
+        box.run("systemctl", "daemon-reload")
+        box.run("systemctl", "start", "reconciled.socket")
+        data = checked(box)
+        assert {"ListenStream", "SocketUser"} <= directives(data)
+        remedies = {each["directive"]: each["remedy"] for each in data["unit"]["findings"]}
+        assert remedies["ListenStream"]["path"] == f"{place}/60-path.conf"
+        assert "ListenStream=/run/reconciled.sock\n" in remedies["ListenStream"]["text"]
+    finally:
+        box.run("systemctl", "stop", "reconciled.socket")
+        for file in (box.root / place.lstrip("/")).iterdir():
+            file.unlink()
+        (box.root / place.lstrip("/")).rmdir()
+        box.run("systemctl", "daemon-reload")
+    wait_until(lambda: "ListenStream" not in directives(checked(box)), "the path is gone")
