@@ -174,30 +174,32 @@ def open_http(host: str, port: int, kept: Sequence[socket.socket] = ()) -> list[
 
     Blocks while a name is looked up. Raises ListenRefused.
     """
-    spare, opened = list(kept), []
+    wanted = list(_addresses(host, port))
+    fitting: dict[_Address, socket.socket] = {}
+    for each in kept:
+        place = next((address for address in wanted if address.fits(each)), None)
+        # Closed before anything is opened, which it may be in the way of.
+        if place is None or fitting.setdefault(place, each) is not each:
+            each.close()
+    opened: list[socket.socket] = []
     # Names differ from machine to machine: localhost has an IPv6 address where there is no IPv6.
     missing: OSError | None = None
     with contextlib.ExitStack() as undo:
-        for address in _addresses(host, port):
-            fitting = next((each for each in spare if address.fits(each)), None)
-            if fitting is not None:
-                spare.remove(fitting)
-                opened.append(fitting)
-                continue
+        for address in wanted:
             if address.instead and opened:
                 continue
             try:
-                opened.append(undo.enter_context(_listening(address)))
+                new = fitting.get(address) or _listening(address)
             except OSError as error:
                 if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise ListenRefused(_told(host, port, error)) from error
                 missing = error
+            else:
+                opened.append(undo.enter_context(new))
         if not opened:
             assert missing is not None
             raise ListenRefused(_told(host, port, missing)) from missing
         undo.pop_all()
-    for each in spare:
-        each.close()
     return opened
 
 

@@ -64,8 +64,8 @@ class _Conversation:
     def begin(self, request: Request) -> None:
         # The kernel's own limit, in place of settimeout(): with that a full queue of waiting
         # connections is an error at once, and with this it is waited for.
-        seconds = int(ACKNOWLEDGED_WITHIN)
-        limit = struct.pack("ll", seconds, 0)
+        seconds, rest = divmod(ACKNOWLEDGED_WITHIN, 1)
+        limit = struct.pack("ll", int(seconds), int(rest * 1e6))
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             with address_of(self.path) as address:

@@ -56,7 +56,7 @@ class Connections:
                 self.log.warning("control.exhausted", listener=self.kind, reason=error.strerror)
                 await trio.sleep(PAUSE)
                 continue
-            if len(self._open) >= self.limit:
+            if self.evict and len(self._open) >= self.limit:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 oldest.cancel(reason="one connection too many")

@@ -10,6 +10,7 @@ Only a daemon whose configuration has ``http.listen`` imports this, and h11 with
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 import attrs
 import h11
@@ -23,6 +24,9 @@ CONNECTIONS = 128
 WITHIN = 5.0
 # Of its first line and its headers.
 LONGEST_HEAD = 16 * 1024
+# What is still taken of a request that was answered already, in seconds and in bytes.
+LINGER = 1.0
+LONGEST_REST = 1 << 20
 _METHODS = (b"GET", b"HEAD")
 _NO_METRICS = "/metrics is not built yet in this version: there are /livez and /readyz\n"
 
@@ -80,7 +84,8 @@ class Health:
                 await _refuse(http, stream, Page(status, "that is no request that is taken here\n"))
                 return
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
-                return  # closed after this answer, or a body that nobody reads
+                await _end(stream)
+                return
             http.start_next_cycle()
 
     async def _answer(
@@ -88,7 +93,7 @@ class Health:
     ) -> None:
         page = self.page(request.method, request.target)
         # What has a body ends the connection: reading it would only be a way to be kept busy.
-        keep = http.next_event() is not h11.NEED_DATA
+        keep = isinstance(http.next_event(), h11.EndOfMessage)
         body = page.text if request.method != b"HEAD" else ""
         await _send(http, stream, page, body, keep=keep)
 
@@ -119,7 +124,8 @@ async def _send(
     ]
     if not keep:
         headers.append(("connection", "close"))
-    head = http.send(h11.Response(status_code=page.status, headers=headers)) or b""
+    reason = HTTPStatus(page.status).phrase.encode()
+    head = http.send(h11.Response(status_code=page.status, headers=headers, reason=reason)) or b""
     data = (http.send(h11.Data(body.encode())) or b"") if body else b""
     await stream.send_all(head + data + (http.send(h11.EndOfMessage()) or b""))
 
@@ -130,3 +136,13 @@ async def _refuse(http: h11.Connection, stream: trio.SocketStream, page: Page) -
         return
     with trio.move_on_after(WITHIN):
         await _send(http, stream, page, page.text, keep=False)
+        await _end(stream)
+
+
+async def _end(stream: trio.SocketStream) -> None:
+    """Let the answer arrive: to close with something unread would take it back."""
+    with trio.move_on_after(LINGER):
+        await stream.send_eof()
+        for _ in range(LONGEST_REST // LONGEST_HEAD):
+            if not await stream.receive_some(LONGEST_HEAD):
+                return

@@ -1,0 +1,335 @@
+"""The control socket, both sides: who is answered, what is bounded, and when nothing is done."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+import errno
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import structlog
+import trio
+
+from reconciled.control import client, connections, server
+from reconciled.control.addresses import open_control
+from reconciled.control.client import NoDaemon, NotDone, ask
+from reconciled.control.protocol import LONGEST_REQUEST, Answer, Request
+from reconciled.control.server import ControlServer, Refused, Verb
+
+
+@attrs.define(eq=False)
+class Desk:
+    """A server at a path, and what its verbs were asked for."""
+
+    path: Path
+    server: ControlServer
+    asked: list[Any]
+    go_on: trio.Event
+    third: trio.Event
+    log: Any
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_unix_socket(str(self.path))
+
+    async def lines(self, sent: bytes) -> list[dict[str, Any]]:
+        """What is answered to *sent*, until the server has nothing more to say."""
+        async with await self.connect() as stream:
+            await stream.send_all(sent)
+            data = b"".join([part async for part in stream])
+        return [json.loads(line) for line in data.splitlines()]
+
+    async def ask(self, verb: str, **arguments: Any) -> Answer:
+        """As a command asks."""
+        return await trio.to_thread.run_sync(ask, self.path, Request(verb, arguments))
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with serving(tmp_path / "s") as made:
+        yield made
+
+
+@asynccontextmanager
+async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIterator[Desk]:
+    asked: list[Any] = []
+    go_on, third = trio.Event(), trio.Event()
+
+    async def tell(_: Any, *, loudly: bool = False) -> Answer:
+        asked.append(loudly)
+        return Answer(78, ("one", "two"))
+
+    async def wait(_: Any) -> Answer:
+        asked.append("wait")
+        if asked.count("wait") == 3:
+            third.set()
+        await go_on.wait()
+        return Answer(0, ("done",))
+
+    async def refuse(_: Any) -> Answer:
+        raise Refused("not now")
+
+    async def fail(_: Any) -> Answer:
+        raise ZeroDivisionError
+
+    async def much(_: Any) -> Answer:
+        return Answer(1, tuple(f"{number:<1000}" for number in range(2000)))
+
+    verbs = {
+        "tell": Verb(tell, {"loudly": bool}),
+        "wait": Verb(wait),
+        "refuse": Verb(refuse),
+        "fail": Verb(fail),
+        "much": Verb(much),
+    }
+    with structlog.testing.capture_logs() as log:
+        made = ControlServer(verbs, structlog.get_logger())
+        if trusted is not None:
+            made.trusted = trusted
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_control(path)))
+        async with trio.open_nursery() as nursery, listener:
+            nursery.start_soon(made.connections.accept, listener, nursery)
+            yield Desk(path, made, asked, go_on, third, log)
+            nursery.cancel_scope.cancel(reason="the test is over")
+
+
+# -- what is asked and answered ----------------------------------------------------------------
+
+
+async def test_an_acknowledgement_comes_before_the_effect(desk: Desk) -> None:
+    """Accepted at once, the answer when it is done."""
+    async with await desk.connect() as stream:
+        await stream.send_all(b'{"verb": "wait"}\n')
+        first = json.loads(await stream.receive_some())
+        assert first["accepted"] == "wait"
+        await trio.testing.wait_all_tasks_blocked()
+        assert desk.asked == ["wait"]
+        desk.go_on.set()
+        assert json.loads(await stream.receive_some()) == {"code": 0, "lines": ["done"]}
+
+
+async def test_a_command_gets_code_and_lines(desk: Desk) -> None:
+    """What a verb answers arrives as it was given, and arguments as they were meant."""
+    assert await desk.ask("tell", loudly=True) == Answer(78, ("one", "two"))
+    assert await desk.ask("tell") == Answer(78, ("one", "two"))
+    assert desk.asked == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Request("sing"), "this daemon does not know sing: it knows fail, much, refuse, tell,"),
+        (Request("tell", {"loudly": 1}), "tell does not take loudly=1"),
+        (Request("tell", {"softly": True}), "tell does not take softly=True"),
+        (Request("refuse"), "not now"),
+    ],
+)
+async def test_what_is_refused_says_why(desk: Desk, request_: Request, why: str) -> None:
+    """An unknown verb, a wrong argument, a verb that will not: nothing is done, and why is told."""
+    with pytest.raises(NotDone, match=why):
+        await trio.to_thread.run_sync(ask, desk.path, request_)
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"reload\n", "no line of JSON"),
+        (b"[1]\n", "no mapping"),
+        (b'{"now": true}\n', "a request names its verb"),
+        (b"[" * 4000 + b"\n", "no line of JSON"),
+        (b"\xff\xfe\n", "no line of JSON"),
+        (b"x" * (LONGEST_REQUEST + 1), "4096 bytes at most"),
+    ],
+)
+async def test_what_is_no_request(desk: Desk, sent: bytes, why: str) -> None:
+    """Garbage of any kind and size is refused with a sentence; the next one is served."""
+    (line,) = await desk.lines(sent)
+    assert why in line["refused"]
+    assert (await desk.ask("tell")).code == 78
+
+
+async def test_a_long_answer_is_cut(desk: Desk) -> None:
+    """An answer has a bounded size; what was left out is counted."""
+    answer = await desk.ask("much")
+    assert 300 < len(answer.lines) < 1000
+    assert answer.lines[-1] == f"… and {2000 - len(answer.lines) + 1} more: the log has them"
+
+
+async def test_a_fault_of_one_answer_harms_no_other(desk: Desk) -> None:
+    """A verb that raises ends its own connection, with a line in the log; others go on."""
+    with pytest.raises(NotDone, match="ended before it was done"):
+        await desk.ask("fail")
+    assert [line["event"] for line in desk.log if line["log_level"] == "error"] == [
+        "control.failed"
+    ]
+    assert (await desk.ask("tell")).code == 78
+
+
+# -- who may ask -------------------------------------------------------------------------------
+
+
+async def test_others_are_not_answered(tmp_path: Path) -> None:
+    """Neither root nor the daemon's own user: refused before a word is read, and logged."""
+    async with serving(tmp_path / "s", trusted=frozenset({12345})) as desk:
+        with pytest.raises(NotDone, match="only root and uid"):
+            await desk.ask("tell")
+        assert desk.asked == []
+        assert [line["event"] for line in desk.log] == ["control.refused"]
+
+
+def test_root_and_the_own_user_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those two and nobody else."""
+    monkeypatch.setattr(server.os, "geteuid", lambda: 995)
+    assert ControlServer({}, structlog.get_logger()).trusted == {0, 995}
+
+
+# -- what is dropped ---------------------------------------------------------------------------
+
+
+async def test_who_has_left_is_not_served(tmp_path: Path) -> None:
+    """A request that waited for a dead daemon, whose sender has given up, has no effect."""
+    path = tmp_path / "s"
+    async with serving(path) as first:
+        first.server.connections.limit = 0  # it hears nobody, as a dead one
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(str(path))
+            gone.sendall(b'{"verb": "tell"}\n')
+        await trio.testing.wait_all_tasks_blocked()
+        first.server.connections.limit = 10
+        first.server.connections._ended.set()
+        assert (await first.ask("tell", loudly=True)).code == 78
+        assert first.asked == [True]
+
+
+async def test_who_says_nothing_is_dropped(
+    desk: Desk, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A connection without a request is closed after 5 s; half a request is none."""
+    for sent in (b"", b'{"verb":'):
+        began = trio.current_time()
+        async with await desk.connect() as stream:
+            if sent:
+                await stream.send_all(sent)
+            assert await stream.receive_some() == b""
+        assert trio.current_time() - began == pytest.approx(server.WITHIN)
+    assert desk.log == []
+
+
+async def test_one_more_than_the_limit_waits(desk: Desk) -> None:
+    """Nobody who asks is thrown out for another: the next is served when one has ended."""
+    desk.server.connections.limit = 3
+    answers: list[Answer] = []
+
+    async def one() -> None:
+        answers.append(await desk.ask("wait"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(12):
+            nursery.start_soon(one)
+        with trio.fail_after(10):
+            await desk.third.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert desk.server.connections.count == 3
+        desk.go_on.set()
+    assert answers == [Answer(0, ("done",))] * 12
+
+
+async def test_without_descriptors_it_goes_on_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process at its limit takes in nobody for a while, says so, and then goes on."""
+    monkeypatch.setattr(connections, "PAUSE", 0.01)
+    real, failures = trio.SocketListener.accept, 3
+
+    async def accept(self: trio.SocketListener) -> trio.SocketStream:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await real(self)
+
+    monkeypatch.setattr(trio.SocketListener, "accept", accept)
+    assert (await desk.ask("tell")).code == 78  # by the accept() that was under way
+    assert (await desk.ask("tell")).code == 78
+    assert [line["event"] for line in desk.log if line["log_level"] == "warning"] == [
+        "control.exhausted"
+    ] * 3
+
+
+# -- the side of the commands ------------------------------------------------------------------
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    """No file, or one that nobody serves: said at once, with the path."""
+    path = tmp_path / "s"
+    with pytest.raises(NoDaemon, match=f"there is no {path}"):
+        ask(path, Request("tell"))
+    open_control(path).close()
+    with pytest.raises(NoDaemon, match=f"nobody serves {path}"):
+        ask(path, Request("tell"))
+
+
+@pytest.mark.parametrize("queue", ["empty", "full"])
+def test_a_daemon_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> None:
+    """A kept socket takes connections that nobody answers: no daemon, after the time that is told.
+
+    Also where so many wait already that not even the connection is taken.
+    """
+    monkeypatch.setattr(client, "ACKNOWLEDGED_WITHIN", 0.3)
+    path = tmp_path / "s"
+    with open_control(path) as kept, socket.socket(socket.AF_UNIX) as other:
+        if queue == "full":
+            kept.listen(0)
+            other.connect(str(path))
+        with pytest.raises(NoDaemon, match=r"no daemon answers at .* within 0.3 s"):
+            ask(path, Request("tell"))
+
+
+async def test_a_daemon_that_takes_long(desk: Desk) -> None:
+    """After the acknowledgement the answer has a time of its own, and its end is told."""
+    with pytest.raises(NotDone, match=r"no word of its end within 0.05 s: the daemon goes on"):
+        await trio.to_thread.run_sync(ask, desk.path, Request("wait"), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "why"),
+    [
+        (b"", NoDaemon, "who served .* is gone"),
+        (b"hello\n", NotDone, "what nobody understands"),
+        (b'{"odd": 1}\n', NotDone, "what nobody understands"),
+        (b'{"accepted": "tell"}\n', NotDone, "ended before it was done"),
+        (b'{"accepted": "tell"}\n{"code": "x"}\n', NotDone, "what nobody understands"),
+        (b'{"accepted": "tell"}\n{"code": 0, "new": 1}\n', None, ""),
+    ],
+)
+async def test_answers_of_another_version(
+    tmp_path: Path, said: bytes, error: type[Exception] | None, why: str
+) -> None:
+    """What is new in an answer is passed over; what is none is told, never a traceback."""
+    path = tmp_path / "s"
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_control(path)))
+    outcome: list[Any] = []
+
+    async def asks() -> None:
+        try:
+            outcome.append(await trio.to_thread.run_sync(ask, path, Request("tell")))
+        except (NoDaemon, NotDone) as raised:
+            outcome.append(raised)
+
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(asks)
+        async with await listener.accept() as stream:
+            await stream.receive_some()
+            if said:
+                await stream.send_all(said)
+    if error is None:
+        assert outcome == [Answer(0)]
+    else:
+        with pytest.raises(error, match=why):
+            raise outcome[0]

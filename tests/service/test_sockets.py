@@ -1,0 +1,123 @@
+"""What a manager hands down: taken by name, owned by one, and never inherited."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from reconciled.service import sockets
+from reconciled.service.sockets import Inherited
+
+# Instead of 3, which belongs to the test runner.
+BASE = 300
+
+
+@pytest.fixture(autouse=True)
+def descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], int]]:
+    """Puts descriptors where a manager puts them; they are gone afterwards."""
+    monkeypatch.setattr(sockets, "FIRST", BASE)
+    count = 0
+
+    def hand_down(fd: int) -> int:
+        nonlocal count
+        os.dup2(fd, BASE + count, inheritable=True)
+        count += 1
+        return BASE + count - 1
+
+    yield hand_down
+    for fd in range(BASE, BASE + count):
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
+def listening() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def environment(count: int, names: str | None = None, pid: int | None = None) -> dict[str, str]:
+    told = {"LISTEN_PID": str(pid or os.getpid()), "LISTEN_FDS": str(count), "OTHER": "1"}
+    return told if names is None else told | {"LISTEN_FDNAMES": names, "LISTEN_PIDFDID": "7"}
+
+
+def test_sockets_come_by_their_names(descriptors: Callable[[int], int]) -> None:
+    """Two of one name come in their order; each is taken once."""
+    with listening() as one, listening() as two, listening() as three:
+        for each in (one, two, three):
+            descriptors(each.fileno())
+        inherited = Inherited.taken(environment(3, "api:control:api"))
+        first, second = inherited.take("api")
+        assert [first.getsockname(), second.getsockname()] == [
+            one.getsockname(),
+            three.getsockname(),
+        ]
+        assert inherited.take("api") == []
+        (control,) = inherited.take("control")
+        assert control.getsockname() == two.getsockname()
+        assert inherited.close_rest() == []
+        for each in (first, second, control):
+            assert each.gettimeout() == 0
+            each.close()
+
+
+def test_nothing_of_it_is_inherited(descriptors: Callable[[int], int]) -> None:
+    """The variables leave the environment, and the descriptors are closed on exec."""
+    environ = environment(1, "x")
+    with listening() as one:
+        fd = descriptors(one.fileno())
+        assert os.get_inheritable(fd)
+        inherited = Inherited.taken(environ)
+        assert not os.get_inheritable(fd)
+        assert environ == {"OTHER": "1"}
+        inherited.close_rest()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        environment(1, "x", pid=1),
+        environment(1, "x") | {"LISTEN_FDS": "-1"},
+        environment(1, "x") | {"LISTEN_FDS": "many"},
+        environment(1, "x") | {"LISTEN_FDS": "99999999"},
+        {"LISTEN_FDS": "1"},
+        {},
+    ],
+)
+def test_what_is_not_meant_for_us_is_left(
+    descriptors: Callable[[int], int], environ: dict[str, str]
+) -> None:
+    """Another process's variables, or garbage: no descriptor is touched, the variables go."""
+    environ = dict(environ)
+    with listening() as one:
+        fd = descriptors(one.fileno())
+        inherited = Inherited.taken(environ)
+        assert inherited.take("x") == []
+        assert inherited.close_rest() == []
+        assert os.get_inheritable(fd)
+        assert environ.keys() <= {"OTHER"}
+
+
+def test_what_nobody_takes_is_closed_and_named(descriptors: Callable[[int], int]) -> None:
+    """Unknown names, and what is no listening stream under a known one; closed, and named once."""
+    read, write = os.pipe()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, socket.socket() as idle:
+        fds = [descriptors(fd) for fd in (datagrams.fileno(), read, idle.fileno(), write)]
+        inherited = Inherited.taken(environment(5, "control:control:control:odd"))
+        assert inherited.take("control") == []
+        assert inherited.close_rest() == ["control", "odd"]
+        for fd in fds:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(fd)
+    os.close(read)
+    os.close(write)
+
+
+def test_without_names(descriptors: Callable[[int], int]) -> None:
+    """A manager that gives no names gives sockets that nobody knows."""
+    with listening() as one:
+        descriptors(one.fileno())
+        assert Inherited.taken(environment(1)).close_rest() == ["unknown"]
