@@ -23,7 +23,6 @@ from reconciled.runtime.host import Host
 from reconciled.runtime.listeners import Listeners
 from reconciled.runtime.poweroff import PowerOff
 from reconciled.runtime.unit import UnitFit
-from reconciled.runtime.unit import UnitFit
 from reconciled.runtime.verbs import Verbs
 from reconciled.service.notify import Notifier, microseconds
 from reconciled.service.sockets import Inherited
@@ -50,8 +49,6 @@ class Outside:
     inherited: Inherited
     # None: nothing listens.
     listeners: Listeners | None = attrs.field(default=None, init=False)
-    # Set by the start: what the stop budget is compared with.
-    unit: UnitFit | None = attrs.field(default=None, init=False)
     # Set by the start: what the stop budget is compared with.
     unit: UnitFit | None = attrs.field(default=None, init=False)
 
@@ -94,21 +91,12 @@ class Outside:
             serve("shutdown lock", self._power_off.serve)
         if self.unit is not None:
             serve("unit", self.unit.serve, lambda: host.stop.limits)
-        if self.unit is not None:
-            serve("unit", self.unit.serve, lambda: host.stop.limits)
         if self.listeners is not None:
             verbs = Verbs(host, commands)
             serve("listeners", self.listeners.serve, verbs.table(), verbs.unready)
 
     def tell_ready(self) -> None:
         """The start is over."""
-        if self.unit is not None:
-            self.unit.ask()
-
-    def tell_swapped(self) -> None:
-        """A reload is in force: what a stop may take can have changed."""
-        if self.unit is not None:
-            self.unit.ask()
         if self.unit is not None:
             self.unit.ask()
         if self._heartbeat is not None:
