@@ -29,9 +29,13 @@ PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _LONGEST_NAME = 64  # the journal drops a field with a longer one
 _KNOWN = {"traceback": "TRACEBACK", "errno": "ERRNO"}
 _NO_NAME = re.compile("[^A-Z0-9_]")
+# Of one field, and of the words that say why; the field of the entry has it whole.
+_LONGEST, _LONGEST_WHY = 200, 1000
 _WHY = ("reason", "error")
+# A line for each of them: to be copied, or to be read as a list.
+_BELOW = ("evidence", "where", "settle")
 # Told by the message in a way of its own, or by another field of it.
-_TOLD = frozenset({"key", *_WHY, "traceback", "errno"})
+_TOLD = frozenset({"key", *_WHY, *_BELOW, "traceback", "errno"})
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
@@ -55,21 +59,24 @@ def journal_entry(_moment: str, level: str, event: str, fields: Mapping[str, Any
 
 
 def message(event: str, fields: Mapping[str, Any]) -> str:
-    """What a person reads of it; a traceback below, which is the one thing of several lines."""
+    """What a person reads of it: one line, and below it lists and a traceback, if there are any."""
     text = escaped(event)
     key = fields.get("key")
     if key is not None:
-        text += f" {_words(key)}"
+        text += f" {_words(key, _LONGEST)}"
     for name in _WHY:
         if fields.get(name):
-            text += f": {_words(fields[name])}"
+            text += f": {_words(fields[name], _LONGEST_WHY)}"
     rest = [
-        f"{escaped(name)}={shown(value)}"
+        f"{escaped(name)}={_cut(shown(value), _LONGEST)}"
         for name, value in fields.items()
         if name not in _TOLD and value is not None
     ]
     if rest:
         text += f" ({' '.join(rest)})"
+    for name in _BELOW:
+        if name in fields:
+            text += "".join(f"\n  {name}: {row}" for row in _rows(fields[name]))
     traceback = fields.get("traceback")
     if isinstance(traceback, str):
         rows = traceback.rstrip("\n").split("\n")
@@ -77,8 +84,17 @@ def message(event: str, fields: Mapping[str, Any]) -> str:
     return text
 
 
-def _words(value: Any) -> str:
-    return escaped(value) if isinstance(value, str) else shown(value)
+def _rows(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [_words(each, _LONGEST_WHY) for each in values if each is not None]
+
+
+def _words(value: Any, longest: int) -> str:
+    return _cut(escaped(value) if isinstance(value, str) else shown(value), longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def _pairs(event: str, fields: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -191,20 +191,26 @@ def _straggler_data(straggler: Straggler) -> dict[str, Any]:
     }
 
 
+def verdict(exit_code: int) -> str:
+    """What the exit code of a stop means, in words; empty: all is well."""
+    return {
+        0: "",
+        1: "a fault of the daemon itself",
+        3: "something was cut, not recorded, or left behind",
+        70: "the event loop did not turn any more, and the last resort ended the process",
+    }.get(exit_code, "it ended otherwise than it should")
+
+
 def _headline(report: StopReport) -> list[str]:
-    verdict = {
-        0: "clean",
-        1: "NOT CLEAN: a fault of the daemon itself",
-        3: "NOT CLEAN: something was cut, not recorded, or left behind",
-        70: "HUNG: the event loop did not turn any more, the last resort ended the process",
-    }.get(report.exit_code, "NOT CLEAN")
+    bad = verdict(report.exit_code)
+    told = f"NOT CLEAN: {bad}" if bad else "clean"
     # A stop by a signal has the signal as its reason; a crash or a hang has one of its own.
     by = report.reason
     if report.signal and report.signal not in report.reason:
         by = f"{report.signal}, {report.reason}"
     stages = ", ".join(f"{stage.name} at {at:.1f} s" for stage, at in report.stages)
     return [
-        f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {verdict}",
+        f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {told}",
         f"began   {report.began} by {escaped(by)}",
         f"stages  {stages or 'none was reached'}",
     ]

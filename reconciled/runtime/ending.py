@@ -14,6 +14,7 @@ import attrs
 from reconciled.core.stages import Stage
 from reconciled.instant import STOPS
 from reconciled.observe import stopreport
+from reconciled.observe.stopreport import StopReport
 from reconciled.observe.tasktree import frames_of
 from reconciled.runtime.host import Host
 from reconciled.stop import Cut, Work
@@ -52,7 +53,7 @@ class Ending:
         )
 
     def _tell_cleanup(self, cut: Cut) -> None:
-        self.host.log.warning("cleanup.cut", task=cut.owner, reason=str(cut))
+        self.host.log.warning("cleanup.cut", key=cut.key or cut.owner, reason=str(cut))
 
     # -- the ends --------------------------------------------------------------
 
@@ -157,14 +158,29 @@ class Ending:
             "not_served": report.not_served,
             "report": str(host.state / stopreport.TEXT_NAME),
         }
-        if trouble:
-            fields["reason"] = trouble
+        if reason := "; ".join(filter(None, (stopreport.verdict(code), trouble))):
+            fields["reason"] = reason
         level = "info" if code == CLEAN else "error"
         if hung:
             host.logs.last_words(level, "stop.ended", **fields)
             return
-        for each in report.children:
-            host.log.warning("child.left", pid=each.pid, program=each.argv0, fate=each.fate.value)
-        for cut in host.stop.cuts:
-            host.log.error("operation.cut", task=cut.owner, reason=str(cut))
+        self._tell_left(report)
         getattr(host.log, level)("stop.ended", **fields)
+
+    def _tell_left(self, report: StopReport) -> None:
+        """A line for each thing that did not end well, by which it can be looked up."""
+        log = self.host.log
+        for each in report.children:
+            owner = {"key": each.key} if each.key else {}
+            log.warning(
+                "child.left", **owner, pid=each.pid, program=each.argv0, fate=each.fate.value
+            )
+        ids = {each.key: each.id for each in report.operations}
+        for cut in self.host.stop.cuts:
+            log.error(
+                "operation.cut",
+                key=cut.key or cut.owner,
+                operation=ids.get(cut.key),
+                name=cut.section,
+                reason=f"{cut}: the next start recovers it",
+            )

@@ -102,6 +102,8 @@ def gone(controller: Controller, key: Key, now: float) -> None:
 
 def _failed(ended: Ended, now: float) -> None:
     delay = ended.controller.lane.failed(ended.job, now)
+    if ended.controller.host.stopping:
+        delay = None  # the next start tries it: to name a time would be untrue
     _note(ended, now)
     _say(
         ended,

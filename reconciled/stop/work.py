@@ -61,10 +61,13 @@ class Cut:
     after: float
     budget: float
     by: str
+    key: str = ""
 
     def __str__(self) -> str:
+        # Its milliseconds say how fast the loop was, and nothing about the section.
+        after = round(self.after, 1) if self.after >= 1 else self.after
         return (
-            f"{self.section} was cut off after {format_duration(self.after)}"
+            f"{self.section} was cut off after {format_duration(after)}"
             f" by {self.by} (budget {format_duration(self.budget)})"
         )
 
@@ -248,7 +251,8 @@ class Work:
         if not failed or now < section.deadline:
             return None
         by = section.cut_by or self._whose_deadline(section)
-        cut = Cut(section.name, self.name, now - section.opened_at, section.budget, by)
+        spent = now - section.opened_at
+        cut = Cut(section.name, self.name, spent, section.budget, by, self.key)
         self.cut = cut
         self.stop.root.count_cut(cut)
         return cut
@@ -274,7 +278,14 @@ class Work:
             now = trio.current_time()
             allowed = scope.deadline - opened_at
             self.stop.root.note_cleanup(
-                Cut(f"cleanup {name}", self.name, now - opened_at, allowed, "its allowance")
+                Cut(
+                    f"cleanup {name}",
+                    self.name,
+                    now - opened_at,
+                    allowed,
+                    "its allowance",
+                    self.key,
+                )
             )
 
     def cleanup_until(self, section: Section | None = None) -> float:

@@ -123,8 +123,12 @@ async def test_only_sigint_cuts(world: World, autojump_clock: MockClock) -> None
     assert ended == []
     assert world.ended_at == began + 5
     assert world.code == 3
-    assert "write was cut off after 5s" in world.lines("operation.cut")[0]["reason"]
-    assert world.lines("stop.ended")[0]["cut"] == 1
+    cut, ended_line = world.lines("operation.cut")[0], world.lines("stop.ended")[0]
+    assert "write was cut off after 5s" in cut["reason"]
+    assert cut["key"] == "a/critical"
+    assert cut["operation"] == world.lines("operation.interrupted")[0]["operation"]
+    assert ended_line["cut"] == 1
+    assert ended_line["reason"] == "something was cut, not recorded, or left behind"
 
 
 async def test_the_hard_limit_cuts(world: World, autojump_clock: MockClock) -> None:
