@@ -45,11 +45,9 @@ from reconciled.runtime.permits import Permits
 from reconciled.runtime.record import StopRecord
 from reconciled.runtime.reload import Reloader, Swap, tell_left
 from reconciled.runtime.resolutions import Resolutions
+from reconciled.runtime.standing import SURVEY
 from reconciled.stop import Stop
 from reconciled.stop.last_resort import LastResort
-
-# Sources get so long to say something before the daemon calls itself ready without them.
-SURVEY = 10.0
 
 
 @attrs.define(eq=False)
@@ -138,6 +136,7 @@ class Daemon:
         self.last_resort = LastResort(
             stop,
             lambda: self.signals.stop_at,
+            lambda: self.outside.watched,
             self.ending.tell_blocked,
             self.ending.leave_hung,
             self.logs.sink.fileno(),

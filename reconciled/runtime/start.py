@@ -49,6 +49,8 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
 ) -> int:
     """Be the daemon until it has stopped; the exit code. The handlers are installed already."""
     began = time.monotonic()
+    # For what ends us with a signal of its own: a crash in C code, the manager's watchdog.
+    faulthandler.enable(file=2, all_threads=True)
     try:
         loaded = load(path, environ)
         prepared = prepared_whole(loaded.config)
@@ -57,6 +59,7 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
     log_config = loaded.config.log
     logs = configure(log_config.format, log_config.level, environment=environ)
     logs.adopt()
+    faulthandler.enable(file=logs.sink.fileno(), all_threads=True)
     try:
         for warning in loaded.warnings:
             logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
@@ -99,6 +102,7 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     become_reaper()
     signals.install()  # again: a parent that ignored a signal has handed that down
     state = prepared.config.state
+    outside.tell_opening()
     opened = _opened(state, logs)
     if isinstance(opened, int):
         return opened

@@ -1,11 +1,19 @@
 """The last resort: a thread outside the loop that ends a process whose loop hangs.
 
 Nothing inside trio can end a blocked loop, a foreign shield or a hung thread. So one thread,
-the only one of the daemon without a limiter, looks from outside: in normal running it names
-what blocks the loop; from the instant of a stop on it has a time by which the process must be
-gone. Because a thread needs the interpreter's lock, faulthandler's C timer stands behind it.
+the only one of the daemon without a limiter, looks from outside:
 
-``leave_at`` is pure; ``LastResort`` is the thread.
+1. In normal running it names what blocks the loop. Where no service manager's watchdog ends a
+   loop that hangs (before the daemon is ready, or without a manager), it does so itself.
+2. From the instant of a stop on it has a time by which the process must be gone. A manager's
+   watchdog is off by then, and nothing else ends a hang before the manager's own limit.
+3. Only what it saw counts as a hang: a process that was halted, or a machine that was suspended
+   or starved, has let this thread look as seldom as it has let the loop turn.
+
+Because a thread needs the interpreter's lock, faulthandler's C timer stands behind it in a stop.
+Rejected: one outside a stop as well. It would fire in a process that was merely halted.
+
+``leave_at`` and ``hung_at`` are pure; ``LastResort`` is the thread.
 """
 
 from __future__ import annotations
@@ -31,6 +39,8 @@ from reconciled.stop.stop import Stop
 BEHIND = 2.0
 # How often the thread looks while nothing is going on: 1 wake-up/s costs 0.005 % of a core.
 LOOK = 1.0
+# A loop that has not turned for so long outside a stop hangs, and never comes back.
+HUNG_AFTER = 60.0
 
 
 def leave_at(
@@ -51,6 +61,18 @@ def leave_at(
     return min(end, max(begun_at, busy_since) + BLOCKED_AFTER)
 
 
+def hung_at(busy_since: float, deadlines: Sequence[float], limits: StopLimits) -> float:
+    """When a loop that nobody asked to stop is left for hung; all monotonic.
+
+    An open critical operation may be what keeps it, in code that only looks hung: it has its
+    time.
+    """
+    at = busy_since + HUNG_AFTER
+    if busy_since < math.inf and deadlines:
+        return max(at, max(deadlines) + limits.cleanup + LAST_RESORT)
+    return at
+
+
 class Progress(trio.abc.Instrument):
     """When the loop's current turn began. Costs nothing while the loop waits."""
 
@@ -66,6 +88,28 @@ class Progress(trio.abc.Instrument):
         self.busy_since = math.inf
 
 
+@attrs.define(eq=False)
+class Seen:
+    """How much of the loop's present turn the thread did not get to see."""
+
+    looked_at: float
+    _turn: float = attrs.field(default=math.inf, init=False)
+    _missed: float = attrs.field(default=0.0, init=False)
+
+    def look(self, now: float, busy_since: float) -> None:
+        """The thread looks, which it means to do at least every LOOK seconds."""
+        if busy_since != self._turn:
+            self._turn, self._missed = busy_since, 0.0
+        if now - self.looked_at > 2 * LOOK:
+            since = max(self.looked_at, min(busy_since, now))
+            self._missed += max(0.0, now - since - LOOK)
+        self.looked_at = now
+
+    def since(self, busy_since: float) -> float:
+        """When the turn that began at *busy_since* would have begun, had nothing been missed."""
+        return busy_since + self._missed if busy_since == self._turn else busy_since
+
+
 @attrs.frozen
 class Blocked:
     """What keeps the loop from turning."""
@@ -79,6 +123,9 @@ class Blocked:
 class LastResort:
     """Watches one loop; made in the loop, ended by leaving the process or by end().
 
+    stop_at   when a stop was asked for, in monotonic time; None: not yet
+    watched   whether somebody outside the process ends a loop that hangs, which is asked while no
+              stop is on
     blocked   is called, in the thread, once per time that the loop blocks
     leave     is called, in the thread, when time is over; it must not return
     stacks    an open descriptor for faulthandler; writing to it must not block for ever
@@ -86,6 +133,7 @@ class LastResort:
 
     stop: Stop
     stop_at: Callable[[], float | None]
+    watched: Callable[[], bool]
     blocked: Callable[[Blocked], None]
     leave: Callable[[Blocked], None]
     stacks: int
@@ -95,6 +143,7 @@ class LastResort:
     _offset: float = attrs.field(factory=lambda: trio.current_time() - time.monotonic(), init=False)
     _wake: int = attrs.field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
     _ended: bool = attrs.field(default=False, init=False)
+    _seen: Seen = attrs.field(factory=lambda: Seen(time.monotonic()), init=False)
 
     def begin(self) -> None:
         """Start watching the current loop."""
@@ -112,31 +161,37 @@ class LastResort:
         os.eventfd_write(self._wake, 1)
 
     def due(self) -> float:
-        """When the process has to be gone, in monotonic time; inf while no stop is on."""
-        begun_at = self.stop_at()
-        if begun_at is None:
-            if self.stop.began_at == math.inf:
-                return math.inf
-            begun_at = self.stop.began_at - self._offset
+        """When the process has to be gone, in monotonic time; inf while nothing asks for that."""
+        busy_since = self._seen.since(self.progress.busy_since)
+        begun_at = self._begun_at()
+        if begun_at == math.inf and (busy_since == math.inf or self.watched()):
+            return math.inf
         # A copy made in one call: the loop may be changing the original.
         works = list(self.stop.tasks.values())
         deadlines = [
             section.deadline - self._offset for work in works for section in list(work.sections)
         ]
-        return leave_at(begun_at, self.progress.busy_since, deadlines, self.stop.limits)
+        if begun_at == math.inf:
+            return hung_at(busy_since, deadlines, self.stop.limits)
+        return leave_at(begun_at, busy_since, deadlines, self.stop.limits)
 
     def arm(self) -> None:
-        """Set the C timer behind the thread; safe in a signal handler."""
-        due = self.due()
-        if due < math.inf and not self._ended:
-            later = max(0.1, due - time.monotonic() + BEHIND)
+        """In a stop, set the C timer behind the thread; safe in a signal handler."""
+        if self._begun_at() < math.inf and not self._ended:
+            later = max(0.1, self.due() - time.monotonic() + BEHIND)
             faulthandler.dump_traceback_later(later, exit=True, file=self.stacks)
+
+    def _begun_at(self) -> float:
+        """The instant of the stop, in monotonic time; inf before."""
+        at = self.stop_at()
+        return self.stop.began_at - self._offset if at is None else at
 
     def _watch(self) -> None:
         told_of = math.inf
         while not self._ended:
             busy_since = self.progress.busy_since
             now = time.monotonic()
+            self._seen.look(now, busy_since)
             due = self.due()
             if now >= due:
                 self.leave(self._blocked(now, busy_since))

@@ -51,6 +51,8 @@ class Watched:
 
     stop: Stop
     stop_at: float | None = None
+    # As if a manager's watchdog were on.
+    watched: bool = True
     blocked: list[Blocked] = attrs.field(factory=list)
     left: list[Blocked] = attrs.field(factory=list)
     gone: threading.Event = attrs.field(factory=threading.Event)
@@ -61,7 +63,9 @@ class Watched:
             made._ended = True
             self.gone.set()
 
-        made = LastResort(self.stop, lambda: self.stop_at, self.blocked.append, leave, 2)
+        made = LastResort(
+            self.stop, lambda: self.stop_at, lambda: self.watched, self.blocked.append, leave, 2
+        )
         return made
 
 

@@ -1,0 +1,436 @@
+"""What the service manager gets to hear of a daemon, and when."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from rig import Rig, Script, Source, rig, thing
+from trio.testing import MockClock
+
+from reconciled.api import Result, done
+from reconciled.core.problems import Problem
+from reconciled.core.resources import Origin
+from reconciled.runtime import standing
+from reconciled.runtime.heartbeat import LONGEST_EXTENSION, Heartbeat
+from reconciled.runtime.reload import Outcome
+
+BAD = Outcome(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"),))
+
+
+@attrs.frozen
+class Message:
+    """One datagram, and when it came."""
+
+    at: float
+    fields: dict[str, Any]
+
+    @property
+    def extension(self) -> float:
+        """Seconds; 0 where none is asked for."""
+        return float(self.fields.get("EXTEND_TIMEOUT_USEC", 0)) / 1e6
+
+
+@attrs.define(eq=False)
+class Manager:
+    """In place of a Notifier: keeps what it hears; full, it refuses."""
+
+    watchdog_s: float | None = None
+    full: bool = False
+    heard: list[Message] = attrs.field(factory=list)
+
+    def tell(self, **fields: Any) -> bool:
+        if not self.full:
+            self.heard.append(Message(trio.current_time(), fields))
+        return not self.full
+
+    def status(self, text: str) -> bool:
+        return self.tell(STATUS=text)
+
+    def all(self, name: str) -> list[Message]:
+        return [message for message in self.heard if name in message.fields]
+
+    def since_stopping(self) -> list[Message]:
+        """From STOPPING on."""
+        return self.heard[self.heard.index(self.all("STOPPING")[0]) :]
+
+    @property
+    def texts(self) -> list[str]:
+        return [message.fields["STATUS"] for message in self.all("STATUS")]
+
+    @property
+    def states(self) -> list[str]:
+        """READY, RELOADING and STOPPING, in order."""
+        names = ("READY", "RELOADING", "STOPPING")
+        return [name for each in self.heard for name in names if name in each.fields]
+
+
+@attrs.define(eq=False)
+class Beating:
+    """A rig with its heartbeat."""
+
+    rig: Rig
+    manager: Manager
+    heart: Heartbeat
+    nursery: trio.Nursery
+
+    async def stop(self) -> None:
+        """The instant of a stop; it ends when nothing runs any more."""
+        await self.rig.signal()
+
+    async def over(self) -> None:
+        """Until all work has ended, and the services end."""
+        await self.rig.controller.ended.wait()
+        self.nursery.cancel_scope.cancel(reason="work has ended")
+        with trio.CancelScope(shield=True):
+            await self.rig.settle()
+
+
+@asynccontextmanager
+async def beating(
+    tmp_path: Path, manager: Manager, script: Script | None = None, **more: Any
+) -> AsyncIterator[Beating]:
+    async with (
+        rig(tmp_path, script or Script(), **more) as made,
+        trio.open_nursery() as nursery,
+    ):
+        heart = Heartbeat(made.host, manager, lambda: {"c": made.controller})  # type: ignore[arg-type]
+        nursery.start_soon(heart.serve, name="heartbeat")
+        yield Beating(made, manager, heart, nursery)
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+def critical_for(seconds: float, budget: str = "50s") -> Any:
+    """An act: one critical operation of *seconds*."""
+
+    async def act(request: Any) -> Result:
+        async with request.operation("write") as operation, operation.critical(budget=budget):
+            await trio.sleep(seconds)
+        return done()
+
+    return act
+
+
+async def hang(_: Any) -> Result:
+    await trio.sleep_forever()
+    return done()
+
+
+def gaps(messages: list[Message], until: float) -> Iterator[float]:
+    """The time between each of *messages* and the next one, or the end."""
+    times = [message.at for message in messages] + [until]
+    return (after - before for before, after in itertools.pairwise(times))
+
+
+# -- the start ---------------------------------------------------------------------------------
+
+
+async def test_ready_comes_with_what_it_stands_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """READY is told when the daemon says so, once, in one message with the status."""
+    async with beating(tmp_path, Manager()) as b:
+        await trio.sleep(3)
+        assert b.manager.states == []
+        b.rig.declare(thing("x"), thing("y"))
+        await b.rig.settle()
+        b.heart.ready()
+        await trio.sleep(60)
+        (ready,) = b.manager.all("READY")
+        assert ready.at == 3
+        assert ready.fields == {"READY": 1, "STATUS": "ready: 2 keys, 0 running, 0 held"}
+
+
+async def test_the_start_is_told_and_given_its_time(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Until the sources have spoken they are counted, and given their time, but not more."""
+    sources = [Source("a"), Source("b"), Source("timer", declares=False)]
+    async with beating(tmp_path, Manager(), sources=sources) as b:
+        await trio.sleep(100)
+        assert b.manager.texts == ["starting: reading 2 sources"]
+        asked = b.manager.all("EXTEND_TIMEOUT_USEC")
+        limit = max(message.at + message.extension for message in asked)
+        assert limit == pytest.approx(standing.SURVEY + 5, abs=0.1)
+        assert all(each.at < 0.5 * limit or each.at <= standing.SURVEY for each in asked)
+
+
+# -- what a full socket refuses ------------------------------------------------------------------
+
+
+async def test_ready_is_not_lost(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """What a full socket refuses is told with the next beat, in order and once."""
+    async with beating(tmp_path, Manager()) as b:
+        await trio.sleep(1.25)
+        b.manager.full = True
+        b.heart.ready()
+        b.heart.reload(None)
+        await trio.sleep(10)
+        b.heart.reload(Outcome())
+        assert b.manager.states == []
+        b.manager.full = False
+        await trio.sleep(0.6)
+        assert b.manager.states == ["READY", "RELOADING", "READY"]
+        await trio.sleep(60)
+        assert b.manager.states == ["READY", "RELOADING", "READY"]
+        assert b.manager.texts[-1].startswith("ready:")
+
+
+async def test_a_stop_is_told_when_there_is_room_again(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """STOPPING and the extension wait for room as well."""
+    script = Script()
+    script.acts["x"] = critical_for(40)
+    async with beating(tmp_path, Manager(), script) as b:
+        b.rig.declare(thing("x"))
+        await b.rig.settle()
+        b.heart.ready()
+        b.manager.full = True
+        await b.stop()
+        await trio.sleep(3)
+        b.manager.full = False
+        await trio.sleep(0.6)
+        (told,) = b.manager.all("STOPPING")
+        assert told.extension == LONGEST_EXTENSION
+
+
+# -- while it runs -------------------------------------------------------------------------------
+
+
+async def test_the_status_is_told_when_it_changes(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A daemon in which nothing changes tells nothing; what changes is told within a second."""
+    script = Script()
+    script.acts["x"] = hang
+    async with beating(tmp_path, Manager(), script) as b:
+        b.rig.declare()
+        b.heart.ready()
+        await trio.sleep(600)
+        assert len(b.manager.heard) <= 2
+        b.rig.declare(thing("x"))
+        changed = trio.current_time()
+        await trio.sleep(1.1)
+        last = b.manager.heard[-1]
+        assert last.fields == {"STATUS": "ready: 1 key, 1 running, 0 held"}
+        assert last.at <= changed + 1
+        b.rig.host.paused = "the host shuts down"
+        await trio.sleep(1.1)
+        assert b.manager.texts[-1] == "paused: the host shuts down: 1 key, 1 running, 0 held"
+
+
+@pytest.mark.parametrize("watchdog", [0.3, 3.0, 60.0])
+async def test_the_watchdog_is_fed_every_third(
+    tmp_path: Path, autojump_clock: MockClock, watchdog: float
+) -> None:
+    """Between two WATCHDOG=1 lies at most a third of the manager's limit, and not much less."""
+    async with beating(tmp_path, Manager(watchdog)) as b:
+        b.rig.declare()
+        b.heart.ready()
+        await trio.sleep(200 * watchdog)
+        told = list(gaps(b.manager.all("WATCHDOG"), trio.current_time()))
+        assert max(told) <= watchdog / 3 + 1e-6
+        assert len(told) <= 200 * 3 * 1.1 + 2
+
+
+async def test_nobody_watches_nothing_is_fed(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Without a watchdog of the manager none is told."""
+    async with beating(tmp_path, Manager()) as b:
+        b.heart.ready()
+        await trio.sleep(600)
+        assert b.manager.all("WATCHDOG") == []
+
+
+async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Its watchdog is on from the READY=1 that it has taken to the instant of a stop."""
+    async with beating(tmp_path, Manager(60.0)) as b:
+        assert not b.heart.watched
+        b.manager.full = True
+        b.heart.ready()
+        assert not b.heart.watched
+        b.manager.full = False
+        await trio.sleep(1.1)
+        assert b.heart.watched
+        b.heart.reload(None)
+        assert b.heart.watched
+        b.rig.host.signals.stop_at = 0.0
+        assert not b.heart.watched
+    async with beating(tmp_path / "other", Manager()) as b:
+        b.heart.ready()
+        assert not b.heart.watched
+
+
+# -- reloads -------------------------------------------------------------------------------------
+
+
+async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """RELOADING says when it began, in the system's monotonic time, and READY follows."""
+    async with beating(tmp_path, Manager()) as b:
+        b.rig.declare()
+        b.heart.ready()
+        before = time.monotonic_ns() // 1000
+        b.heart.reload(None)
+        began = b.manager.heard[-1].fields
+        assert before <= began["MONOTONIC_USEC"] <= time.monotonic_ns() // 1000
+        assert began["STATUS"] == "reloading"
+        b.heart.reload(Outcome())
+        assert b.manager.states == ["READY", "RELOADING", "READY"]
+        assert b.manager.texts[-1] == "ready: 0 keys, 0 running, 0 held"
+
+
+async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """One that changes nothing ends with READY as well; the status says so until a better one."""
+    async with beating(tmp_path, Manager()) as b:
+        b.rig.declare()
+        b.heart.ready()
+        for outcome, more in ((BAD, "; the last reload failed"), (Outcome(), "")):
+            b.heart.reload(None)
+            b.heart.reload(outcome)
+            assert b.manager.states[-2:] == ["RELOADING", "READY"]
+            text, _, note = b.manager.texts[-1].partition(", the configuration")
+            assert text == f"ready: 0 keys, 0 running, 0 held{more}"
+            assert bool(note) is bool(more)
+
+
+async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A reload that ends during a stop, or is asked for in one, is not told: STOPPING is final."""
+    script = Script()
+    script.acts["x"] = critical_for(20)
+    async with beating(tmp_path, Manager(), script) as b:
+        b.rig.declare(thing("x"))
+        await b.rig.settle()
+        b.heart.ready()
+        b.heart.reload(None)
+        await b.stop()
+        await trio.sleep(1.1)
+        b.heart.reload(BAD)
+        b.heart.reload(None)
+        b.heart.reload(Outcome())
+        await trio.sleep(1.1)
+        assert b.manager.states == ["READY", "RELOADING", "STOPPING"]
+        assert b.manager.texts[-1].startswith("draining: critical")
+
+
+# -- stops ---------------------------------------------------------------------------------------
+
+
+def covered(messages: list[Message], begun: float, ended: float) -> None:
+    """What asks for time leaves no gap: the next one comes by two thirds of the last one's."""
+    asked = [message for message in messages if message.extension]
+    assert asked[0].at == begun
+    for now, after in zip(asked, [*asked[1:], Message(ended, {})], strict=True):
+        assert after.at < now.at + now.extension
+        if after.extension:
+            assert after.at <= now.at + now.extension / 3 + 0.5
+
+
+async def test_time_is_asked_for_while_something_is_waited_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """From the first message of a stop to the end of its work, and never for more than is left."""
+    script = Script()
+    script.acts["x"] = critical_for(45, "50s")
+    script.acts["y"] = hang
+    async with beating(tmp_path, Manager(60.0), script) as b:
+        b.rig.declare(thing("x"), thing("y"))
+        await b.rig.settle()
+        b.heart.ready()
+        begun = trio.current_time()
+        await b.stop()
+        await b.over()
+        ended = trio.current_time()
+        assert ended == pytest.approx(begun + 45)
+        stop = b.manager.since_stopping()
+        covered(stop, begun, ended)
+        for message in stop:
+            left = begun + 50 + b.rig.config.stop.cleanup - message.at
+            enough = min(left + 5, LONGEST_EXTENSION)
+            if message.at < ended:  # in the very instant it depends on who is first
+                assert message.extension in (0, pytest.approx(enough, abs=0.01))
+        # For a critical operation of 50 s the longest extension would have been too short.
+        assert len([message for message in stop if message.extension]) >= 4
+
+
+async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Each stage has its words: who is waited for, and for how long at most."""
+    script = Script()
+    script.acts["x"] = critical_for(45, "50s")
+    script.acts["y"] = script.acts["z"] = hang
+    async with beating(tmp_path, Manager(), script) as b:
+        b.rig.declare(thing("x"), thing("y"), thing("z"))
+        await b.rig.settle()
+        b.heart.ready()
+        await b.stop()
+        await b.rig.settle()
+        assert b.manager.texts[-1] == (
+            "draining: waits for reconcile c/y and 1 more, 15s left;"
+            " critical: write of c/x, 50s left"
+        )
+        await trio.sleep(10.6)  # the drain is over
+        assert b.manager.texts[-1] == "stopping: critical: write of c/x, 40s left"
+        await b.over()
+        assert b.manager.texts[-1] == "stopped"
+
+
+async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A stop that has nothing to wait for is told, and takes the unit's own time."""
+    async with beating(tmp_path, Manager()) as b:
+        b.rig.declare()
+        b.heart.ready()
+        await trio.sleep(100)
+        await b.stop()
+        await trio.sleep(60)
+        told = b.manager.since_stopping()
+        assert told[0].fields == {"STOPPING": 1, "STATUS": "draining: nothing runs any more"}
+        assert not any(message.extension for message in told)
+
+
+async def test_a_stop_that_is_over_at_once_is_told(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """STOPPING is told even where the services are cancelled before the next beat."""
+    async with beating(tmp_path, Manager()) as b:
+        b.rig.declare()
+        b.heart.ready()
+        await trio.sleep(1.1)
+        b.rig.host.stop.begin("SIGTERM")
+        b.nursery.cancel_scope.cancel(reason="work has ended")
+        with trio.CancelScope(shield=True):
+            await b.rig.settle()
+        assert b.manager.states == ["READY", "STOPPING"]
+        assert b.manager.texts[-1] == "stopped"
+
+
+async def test_a_cleanup_is_given_its_time(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Ordinary work that cleans up after the drain is still waited for, until it has to be gone."""
+
+    async def cleans(request: Any) -> Result:
+        try:
+            await trio.sleep_forever()
+        finally:
+            async with request.cleanup():  # noqa: ASYNC102 - it is that scope
+                await trio.sleep(4)  # noqa: ASYNC102 - see above
+        return done()
+
+    script = Script()
+    script.acts["y"] = cleans
+    async with beating(tmp_path, Manager(), script) as b:
+        b.rig.declare(thing("y"))
+        await b.rig.settle()
+        b.heart.ready()
+        begun = trio.current_time()
+        await b.stop()
+        await b.over()
+        ended = trio.current_time()
+        assert ended == pytest.approx(begun + 10 + 4)
+        covered(b.manager.since_stopping(), begun, ended)
+        assert "stopping: waits for reconcile c/y, 3s left" in b.manager.texts
