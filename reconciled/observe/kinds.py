@@ -21,6 +21,7 @@ MESSAGE_IDS: Mapping[str, str] = MappingProxyType(
         "daemon.failed": "4b5c03f763de466ebd53cc12bf9efd6f",
         "daemon.crashed": "4828076056f44b908b857403b36b2de6",
         "config.invalid": "05b12c3cf296425899c928092c1a8bfb",
+        "unit.misfit": "10ac4b1b69a341a7b6b2403287ae2466",
         "reload.failed": "ebb430080cb94be3bbe6521e2e5b0de2",
         "reload.refused": "a983dc2d62964b30bcee372950a61c88",
         "controller.stalled": "dd4f9f13d8e3488fbe470204eab2b6a6",
@@ -36,6 +37,7 @@ MESSAGE_IDS: Mapping[str, str] = MappingProxyType(
         "child.left": "b552d0c2189b45b59cf9fe3fec2ec062",
         "program.overran": "2be52a3bf1a44b188311ba3be964e933",
         "program.stuck": "92a80de8eae64c0a93b1ae794f231461",
+        "program.left_over": "3ea72627017b4f9ba0c3544036a3a5a1",
         "journal.unwritable": "b2c7397dd8924a27ad6712763ded9e6b",
         "journal.torn_tail": "582f0ab77c7c48508413e19d1118b685",
         "journal.damaged": "b03553b9ff1a41019928f838ac56afe2",
@@ -47,6 +49,7 @@ MESSAGE_IDS: Mapping[str, str] = MappingProxyType(
         "loop.blocked": "125f54b23e894949999e9856f0900ecc",
         "stop.hung": "16c5729fa2984ba7832416ca1465546b",
         "stop.ended": "9aa1907969614862a1e732786c482f45",
+        "shutdown.overran": "22aad39c7f9c4a209abc212355d34ce4",
         "log.dropped": "20b83702bfc4447894863f32f26ce791",
     }
 )
