@@ -59,35 +59,33 @@ check_python() {
     esac
 }
 
-# Everything is fetched and built before the environment is touched, so that a network that fails
-# leaves the old version as it was. Built from a copy, for the checkout may be read-only.
+# Everything is fetched before the environment is touched, so that a network that fails leaves the
+# old version as it was. Built from a copy, for the checkout may be read-only. The service's
+# environment has no pip: that of another one, thrown away afterwards, installs into it.
 install_program() {
-    local work source=()
+    local work source=() fetched
     [ -z "$WHEELS" ] || source=(--no-index --find-links "$WHEELS")
     work=$(mktemp -d)
     # shellcheck disable=SC2064
     trap "rm -rf -- '$work'" EXIT
+    fetched=(--no-index --find-links "$work/wheels")
     mkdir -p "$work/source"
     cp -r reconciled pyproject.toml README.md LICENSE "$work/source"
     find "$work/source" -name __pycache__ -prune -exec rm -rf -- {} +
-    "$PYTHON" -m venv "$work/build"
-    pip_of "$work/build" download "${source[@]}" --require-hashes --dest "$work/wheels" -r requirements/run.txt
-    local fetched=(--no-index --find-links "$work/wheels")
-    pip_of "$work/build" install "${fetched[@]}" --upgrade setuptools
-    pip_of "$work/build" wheel --no-index --no-deps --no-build-isolation --wheel-dir "$work/own" "$work/source"
+    "$PYTHON" -m venv "$work/pip"
+    pip() { "$work/pip/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
+    pip download "${source[@]}" --require-hashes --dest "$work/wheels" -r requirements/run.txt
 
-    "$PYTHON" -m venv "$PLACE"
+    "$PYTHON" -m venv --without-pip "$PLACE"
     : >"$MARK"
-    pip_of "$PLACE" install "${fetched[@]}" --require-hashes -r requirements/run.txt
-    pip_of "$PLACE" install --no-index --no-deps --force-reinstall "$work"/own/*.whl
+    pip --python "$PLACE/bin/python" install "${fetched[@]}" --require-hashes -r requirements/run.txt
+    pip --python "$PLACE/bin/python" install --no-index --no-deps --no-build-isolation "$work/source"
     if [ -n "$DESTDIR" ]; then      # scripts name their interpreter by its place of today
         sed -i "1s|^#!.*|#!$PREFIX/bin/python3|" "$PLACE/bin/reconciled"
     fi
     mkdir -p "$DESTDIR$BINDIR"
     ln -sfn "$PREFIX/bin/reconciled" "$DESTDIR$BINDIR/reconciled"
 }
-
-pip_of() { "$1/bin/python" -m pip --quiet --disable-pip-version-check --no-input "${@:2}"; }
 
 # A key that systemd does not know is a warning in the log at each reload, so each drop-in in
 # newer.d/ names the version it needs. Again at each install: systemd may have been upgraded.

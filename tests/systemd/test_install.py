@@ -1,0 +1,173 @@
+"""Installing the service and taking it away, several daemons at once, and a boot."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from box import Box, Missing, booted
+from installed import Service, wait_until
+from program import CHECKOUT, LOCK, guest_python
+
+INSTALLER = ("env", "WHEELS=/mnt/wheels", "/mnt/source/systemd/install.sh")
+NAMES = ("web", "mail")
+
+
+# -- install-service, uninstall-service ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the lock names, for the guest's Python: a box has no network."""
+    try:
+        version = guest_python()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    target = tmp_path_factory.mktemp("wheels")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--require-hashes"]
+    pip += ["--no-deps", f"--python-version={version}", "--only-binary=:all:", f"--dest={target}"]
+    subprocess.run([*pip, "-r", str(LOCK)], check=True, timeout=100)
+    return target
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Box]:
+    """A machine that never had the program, no network, and a checkout that cannot be written."""
+    binds = (f"{CHECKOUT}:/mnt/source", f"{wheels}:/mnt/wheels")
+    try:
+        with booted(tmp_path_factory.mktemp("machine"), *binds) as made:
+            asked = made.run("/usr/bin/python3", "-c", "import ensurepip, venv", check=False)
+            if asked.returncode:
+                pytest.skip("the guest's Python makes no environments (package python3-venv)")
+            yield made
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+def there(machine: Box, path: str) -> bool:
+    """Whether the guest has *path*; links are not followed, they lead outside of it."""
+    return machine.run("test", "-L", path, "-o", "-e", path, check=False).returncode == 0
+
+
+def test_an_installation_from_its_first_day_to_its_last(machine: Box) -> None:
+    """One command installs, again upgrades, another takes away; state and configuration stay."""
+    service = Service(machine)
+    configuration = "/etc/reconciled/reconciled.yaml"
+    told = machine.run(*INSTALLER, "install", within=100).stdout
+    assert [line[:2] for line in told.splitlines()[-3:]] == ["1.", "2.", "3."]
+    assert "systemctl enable --now reconciled" in told
+    owner = machine.run("stat", "--format=%U:%G %a", configuration).stdout.strip()
+    assert owner == "root:reconciled 640"
+
+    # What the three lines say works.
+    machine.run("reconciled", "check")
+    service.systemctl("enable", "--now", "reconciled")
+    assert service.property("ActiveState") == "active"
+    pid = service.property("MainPID")
+
+    # An upgrade is the same command; the daemon runs on until somebody restarts it.
+    mine = machine.read(configuration) + "stop: {drain: 1s}\n"
+    machine.write(configuration, mine, mode=0o640)
+    told = machine.run(*INSTALLER, "install", within=100).stdout
+    assert "systemctl restart reconciled" in told
+    assert machine.read(configuration) == mine
+    assert service.property("MainPID") == pid
+    service.restart()
+
+    told = machine.run(*INSTALLER, "uninstall").stdout
+    assert service.property("LoadState") == "not-found"
+    for path in ("/opt/reconciled", "/usr/local/bin/reconciled", "/etc/sysusers.d/reconciled.conf"):
+        assert not there(machine, path)
+    assert machine.read(configuration) == mine
+    assert there(machine, "/var/lib/reconciled/store")
+    assert "/var/lib/reconciled" in told
+    assert "/etc/reconciled" in told
+    machine.run("getent", "passwd", "reconciled")
+
+
+def test_a_directory_of_somebody_else_is_left_alone(machine: Box) -> None:
+    """The installer refuses a PREFIX that it did not make, and changes nothing."""
+    machine.write("/srv/other/precious", "x")
+    told = machine.run("env", "PREFIX=/srv/other", *INSTALLER[1:], "install", check=False)
+    assert told.returncode == 1
+    assert "/srv/other is there and not ours" in told.stderr
+    machine.run("env", "PREFIX=/srv/other", *INSTALLER[1:], "uninstall", check=False)
+    assert machine.read("/srv/other/precious") == "x"
+
+
+# -- several daemons ------------------------------------------------------------------------
+
+
+def place(box: Box, name: str) -> Path:
+    """The configuration directory of the instance *name*."""
+    return box.root / f"etc/reconciled-{name}"
+
+
+@pytest.fixture
+def instances(box: Box) -> Iterator[dict[str, Service]]:
+    """Two daemons, configured as docs/systemd.md says, with a manifest each."""
+    made = {name: Service(box, f"reconciled@{name}.service") for name in NAMES}
+    for name in NAMES:
+        box.run("install", "-d", "-m", "0750", "-g", "reconciled", f"/etc/reconciled-{name}")
+        shipped = (CHECKOUT / "systemd/reconciled.yaml").read_text()
+        own = yaml.safe_load(shipped.replace("/reconciled/", f"/reconciled-{name}/"))
+        own |= {"state": f"/var/lib/reconciled-{name}", "plugins": {"directories": []}}
+        box.write(f"/etc/reconciled-{name}/reconciled.yaml", yaml.safe_dump(own))
+        words = ["/bin/sh", "-c", f"echo {name} >> /var/lib/reconciled-{name}/applied"]
+        manifest = {"kind": "Exec", "metadata": {"name": name}, "spec": {"apply": words}}
+        box.write(f"/etc/reconciled-{name}/resources/x.yaml", yaml.safe_dump(manifest))
+    box.run("systemctl", "daemon-reload")
+    yield made
+    box.run("systemctl", "disable", "--now", "reconciled.target", *(s.unit for s in made.values()))
+    for name in NAMES:
+        for parent in ("etc", "var/lib", "var/cache"):
+            shutil.rmtree(box.root / parent / f"reconciled-{name}", ignore_errors=True)
+
+
+def applied(box: Box, name: str) -> str:
+    """What the instance *name* has done."""
+    path = box.root / f"var/lib/reconciled-{name}/applied"
+    return path.read_text() if path.exists() else ""
+
+
+def test_two_daemons_share_nothing(box: Box, instances: dict[str, Service]) -> None:
+    """Each instance has a state, a configuration and a socket of its own, and does its own work."""
+    for service in instances.values():
+        service.start()
+    for name in NAMES:
+        wait_until(lambda name=name: applied(box, name) == f"{name}\n", f"{name} applied")
+        assert (box.root / f"run/reconciled-{name}/control.sock").is_socket()
+    web, mail = instances["web"], instances["mail"]
+    before = mail.property("MainPID")
+    web.reload()
+    web.kill("KILL")
+    wait_until(lambda: web.property("NRestarts") == "1", "a restart of one")
+    web.wait_for_state("active")
+    assert (mail.property("MainPID"), mail.property("NRestarts")) == (before, "0")
+
+
+def test_the_target_is_all_of_them(box: Box, instances: dict[str, Service]) -> None:
+    """What is enabled starts with the machine, and ends and starts again with the target."""
+    units = [service.unit for service in instances.values()]
+    box.run("systemctl", "enable", "reconciled.target", *units)
+    wanted = box.run("systemctl", "show", "--property=Wants", "--value", "multi-user.target").stdout
+    assert "reconciled.target" in wanted.split()
+    # As near to a boot as a box comes: everything else goes, and the target comes up.
+    box.run("systemctl", "start", "reconciled.target")
+    first = {service.unit: service.property("MainPID") for service in instances.values()}
+    assert "0" not in first.values()
+    box.run("systemctl", "isolate", "box.target")
+    for service in instances.values():
+        service.wait_for_state("inactive")
+        assert service.property("Result") == "success"
+    box.run("systemctl", "start", "reconciled.target")
+    for name, service in instances.items():
+        assert service.property("ActiveState") == "active"
+        # The state was kept: nothing is applied again.
+        service.wait_for("daemon.ready", nth=2)
+        assert applied(box, name) == f"{name}\n"
