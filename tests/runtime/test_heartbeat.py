@@ -103,7 +103,7 @@ async def beating(
         trio.open_nursery() as nursery,
     ):
         heart = Heartbeat(made.host, manager, lambda: {"c": made.controller})  # type: ignore[arg-type]
-        nursery.start_soon(heart.serve, name="heartbeat")
+        nursery.start_soon(heart.serve, name="heartbeat")  # noqa: ASYNC113 - whenever it begins
         yield Beating(made, manager, heart, nursery)
         nursery.cancel_scope.cancel(reason="the test is over")
 

@@ -14,7 +14,7 @@ import trio
 
 from reconciled.core.stages import StopLimits
 from reconciled.stop import Stop, Work, last_resort
-from reconciled.stop.last_resort import Blocked, LastResort, leave_at
+from reconciled.stop.last_resort import Blocked, LastResort, Seen, hung_at, leave_at
 
 LIMITS = StopLimits(drain=20, critical=300, cleanup=5)
 IDLE = math.inf
@@ -43,6 +43,55 @@ def test_no_case_is_longer_than_the_budget() -> None:
     for busy_since in (0.0, 100.0, 399.0, 1e9, IDLE):
         for deadlines in ([], [0.0], [399.0], [1e9]):
             assert leave_at(100.0, busy_since, deadlines, LIMITS) <= 100 + LIMITS.budget
+
+
+HANGS = {
+    "the loop waits": (IDLE, [], IDLE),
+    "the loop waits, and a critical operation is open": (IDLE, [130.0], IDLE),
+    "nothing is open": (100.0, [], 160.0),
+    "a critical operation has time": (100.0, [180.0, 250.0], 258.0),
+    "its deadline is near": (100.0, [101.0], 160.0),
+}
+
+
+@pytest.mark.parametrize("case", HANGS)
+def test_when_a_hang_is_left(case: str) -> None:
+    """Outside a stop: after a minute, and not before what is critical has had its time."""
+    busy_since, deadlines, expected = HANGS[case]
+    assert hung_at(busy_since, deadlines, LIMITS) == expected
+
+
+LOOKS = {
+    # the turn began at 100; (looks, how much of it was missed by the last look)
+    "each second": ([100.5, 101.5, 102.5], 0.0),
+    "a little late": ([100.5, 102.4, 104.3], 0.0),
+    "halted for an hour": ([100.5, 3700.5], 3599.0),
+    "halted twice": ([100.5, 110.5, 111.5, 121.5], 18.0),
+    "halted before the first look": ([3700.0], 3599.0),
+    "starved: a look every five seconds": ([105.0, 110.0, 115.0], 12.0),
+}
+
+
+@pytest.mark.parametrize("case", LOOKS)
+def test_what_nobody_saw_is_no_hang(case: str) -> None:
+    """Of a turn counts what the thread got to see: not a halt, nor a machine that starves it."""
+    looks, missed = LOOKS[case]
+    seen = Seen(99.9)
+    for now in looks:
+        seen.look(now, 100.0)
+    assert seen.since(100.0) == pytest.approx(100.0 + missed)
+
+
+def test_a_new_turn_is_seen_anew() -> None:
+    """What was missed of one turn of the loop is not credited to the next."""
+    seen = Seen(99.0)
+    seen.look(100.5, 100.0)
+    seen.look(200.0, 100.0)
+    seen.look(201.0, 200.5)
+    assert seen.since(200.5) == 200.5
+    assert seen.since(200.7) == 200.7  # one that began since the last look
+    seen.look(202.0, math.inf)
+    assert seen.since(math.inf) == math.inf
 
 
 @attrs.define(eq=False)
@@ -81,6 +130,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds become tenths."""
     monkeypatch.setattr(last_resort, "BLOCKED_AFTER", 0.3)
     monkeypatch.setattr(last_resort, "LOOK", 0.02)
+    monkeypatch.setattr(last_resort, "HUNG_AFTER", 0.6)
 
 
 async def test_without_a_stop_nothing_is_due() -> None:
@@ -184,6 +234,67 @@ async def test_an_open_critical_operation_is_waited_for() -> None:
     resort.end()
     assert watched.left == []
     assert len(watched.blocked) >= 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_hang_that_nobody_watches_is_left() -> None:
+    """Without a manager's watchdog a loop that hangs outside a stop is named, and then left."""
+    watched = Watched(Stop("daemon", LIMITS), watched=False)
+    resort = watched.resort()
+    resort.begin()
+    await trio.lowlevel.checkpoint()
+    wait_for(watched.gone.is_set)
+    resort.end()
+    assert len(watched.blocked) == 1
+    assert watched.left[0].seconds >= 0.6
+    assert any("in wait_for" in line for line in watched.left[0].where)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_r10_a_hang_that_the_manager_watches_is_named_only() -> None:
+    """R10: where the manager's watchdog is on, it alone ends a hang; so nobody fights it."""
+    watched = Watched(Stop("daemon", LIMITS))
+    resort = watched.resort()
+    resort.begin()
+    await trio.lowlevel.checkpoint()
+    block(1.5)
+    assert watched.left == []
+    watched.watched = False  # as it is before READY, say
+    wait_for(watched.gone.is_set)
+    resort.end()
+    assert len(watched.left) == 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_hang_beside_a_critical_operation_waits_for_it() -> None:
+    """A loop that nobody watches is left no earlier than an open critical operation's end."""
+    limits = StopLimits(drain=0.1, critical=60, cleanup=0.1)
+    stop = Stop("daemon", limits)
+    watched = Watched(stop, watched=False)
+    resort = watched.resort()
+    resort.begin()
+    await trio.lowlevel.checkpoint()
+    with Work("w", stop) as work:
+        async with work.critical("write", budget=30):
+            wait_for(lambda: watched.blocked)
+            block(1.0)
+    resort.end()
+    assert watched.left == []
+
+
+async def test_no_timer_stands_behind_the_thread_outside_a_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The C timer cannot tell a halted process from a hang: in normal running it is never set."""
+    armed: list[float] = []
+    monkeypatch.setattr(
+        faulthandler, "dump_traceback_later", lambda later, **_: armed.append(later)
+    )
+    resort = Watched(Stop("daemon", LIMITS), watched=False).resort()
+    resort.progress.busy_since = time.monotonic() - 50
+    assert resort.due() < math.inf
+    resort.arm()
+    assert armed == []
 
 
 async def test_a_timer_stands_behind_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
