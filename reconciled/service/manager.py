@@ -41,7 +41,7 @@ class Membership:
     """The service unit that a process is of, and whether that is of a user's own manager."""
 
     unit: str
-    of_user: bool
+    of_user: bool = False
 
 
 @attrs.frozen
@@ -177,6 +177,8 @@ def _whole(answer: Answer, *, of_user: bool) -> UnitFacts:
 
 def _written_watchdog(files: Sequence[str]) -> float | None:
     """WatchdogSec= as the unit's files have it; None where they cannot be read."""
+    if not files:
+        return None  # a transient unit
     written = ""
     for file in files:
         try:

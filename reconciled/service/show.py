@@ -30,7 +30,8 @@ def show(names: Sequence[str], within: float) -> list[Properties] | Unread:
         return Unread(f"systemctl: {error}")
     # An empty line stands between two units.
     shown = [read_shown(part) for part in done.stdout.split("\n\n") if part.strip()]
-    if done.returncode or len(shown) != len(names):
+    whole = len(shown) == len(names) and all("LoadState" in each for each in shown)
+    if done.returncode or not whole:
         said = done.stderr.strip().partition("\n")[0]
         return Unread(f"systemctl: {said or f'exit code {done.returncode}'}")
     return shown

@@ -116,7 +116,8 @@ def reap_wait(facts: UnitFacts, limits: StopLimits) -> Finding | None:
             f"reap --wait={format_duration(wait)} is below stop.critical ({want}): after a crash a"
             f" critical program is ended before its time; set --wait={want}"
         )
-    elif wait + term > facts.timeout_stop:
+    elif limits.budget * ROOM <= facts.timeout_stop < wait + term:
+        # Below the budget that is said already, and what to set covers the reaper.
         what = (
             f"reap --wait={format_duration(wait)} --term={format_duration(term)} may take longer"
             f" than TimeoutStopSec={span(facts.timeout_stop)}, which holds for it too: it can be"

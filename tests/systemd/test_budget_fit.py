@@ -24,7 +24,6 @@ NAMED = {
     "WatchdogSec": "never noticed",
     "NotifyAccess": "hears neither",
     "OOMPolicy": "takes the whole service along",
-    "ExecStopPost": "reap --wait=5m --term=30s may take longer",
     "InhibitDelayMaxSec": "below stop.drain (8s)",
 }
 LONG = {"drain": "8s", "critical": "19s", "cleanup": "1s"}
@@ -122,7 +121,7 @@ def test_without_a_bus_nothing_is_said(own_box: Box) -> None:
     data = checked(own_box)
     assert data["unit"]["read"] == "systemctl"
     # Without the bus nobody can ask logind.
-    assert directives(data) == {"TimeoutStopSec", "ExecStopPost"}
+    assert directives(data) == {"TimeoutStopSec"}
 
 
 def test_a_unit_that_is_named_has_to_be_there(service: Service) -> None:

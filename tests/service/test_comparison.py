@@ -1,0 +1,240 @@
+"""What of a unit does not fit a stop, and that what is said to be written puts it right."""
+
+from __future__ import annotations
+
+import configparser
+import math
+from typing import Any
+
+import attrs
+import pytest
+
+from reconciled.core.durations import parse_duration
+from reconciled.core.stages import StopLimits
+from reconciled.service.comparison import compare
+from reconciled.service.findings import Finding, Grade, span
+from reconciled.service.unit import SocketFacts, UnitFacts, seconds_of, span_of
+
+LIMITS = StopLimits()  # 20 s, 5 min, 5 s: a budget of 308 s
+REAP = ("reconciled", "reap", "--wait=5m", "--term=30s")
+# The unit that we ship, on a machine that waits for the drain.
+GOOD = UnitFacts(
+    name="reconciled.service",
+    source="bus",
+    type="notify",
+    timeout_stop=360.0,
+    timeout_abort=30.0,
+    stop_failure_mode="abort",
+    kill_mode="process",
+    send_sigkill=True,
+    watchdog=60.0,
+    notify_access="exec",
+    restart="always",
+    restart_delay=1.0,
+    prevented=frozenset({78}),
+    oom_policy="continue",
+    start_limit=0.0,
+    start_burst=5,
+    start=(("reconciled", "run"),),
+    stop_post=(REAP,),
+    stale=False,
+    user="reconciled",
+    inhibit_delay=30.0,
+    runtime=("/run/reconciled",),
+    sockets=(SocketFacts("reconciled.socket", ("/run/reconciled.sock",), "reconciled"),),
+)
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "short": ("TimeoutStopSec", {"timeout_stop": 10.0}, "is below the stop budget of 5m8s:"),
+    "no room": ("TimeoutStopSec", {"timeout_stop": 338.0}, "of 5m8s and ten percent"),
+    "endless": ("TimeoutStopSec", {"timeout_stop": math.inf}, "a power-off is forced after 30min"),
+    "long abort": ("TimeoutStopSec", {"timeout_abort": 1500.0}, "lets a stop take 37min"),
+    "all at once": ("KillMode", {"kill_mode": "control-group"}, "it kills helm"),
+    "alone": ("KillMode", {"kill_mode": "control-group", "stop_post": ()}, "it kills helm"),
+    "nobody": ("KillMode", {"kill_mode": "none"}, "leaves the daemon itself running"),
+    "no reaper": ("ExecStopPost", {"stop_post": ()}, "nobody ends it"),
+    "others": ("ExecStopPost", {"stop_post": (("logger", "x"),)}, "nobody ends it"),
+    "hasty": ("ExecStopPost", {"stop_post": ((*REAP[:2], "--wait", "1m"),)}, "below stop.critical"),
+    "patient": ("ExecStopPost", {"stop_post": (REAP[:2],)}, "--term=30s may take longer"),
+    "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "never noticed"),
+    "unheard": ("NotifyAccess", {"notify_access": "none"}, "hears neither"),
+    "simple": ("NotifyAccess", {"notify_access": "none", "type": "simple"}, "set Type=notify and"),
+    "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "does not hear `reconciled"),
+    "gone": ("Restart", {"restart": "no", "prevented": frozenset()}, "nobody recovers"),
+    "again": ("RestartPreventExitStatus", {"prevented": frozenset({2})}, "lacks 78"),
+    "for good": ("StartLimitIntervalSec", {"start_limit": 10.0}, "5 crashes in a row"),
+    "all or none": ("OOMPolicy", {"oom_policy": "stop"}, "takes the whole service along"),
+    "immortal": ("SendSIGKILL", {"send_sigkill": False}, "the next start is refused"),
+    "unread": ("NeedDaemonReload", {"stale": True}, "systemctl daemon-reload"),
+    "cut drain": ("InhibitDelayMaxSec", {"inhibit_delay": 5.0}, "below stop.drain (20s)"),
+    "inside": (
+        "ListenStream",
+        {"sockets": (SocketFacts("reconciled.socket", ("/run/reconciled/x",), "reconciled"),)},
+        "goes with a stop",
+    ),
+    "other user": (
+        "SocketUser",
+        {"sockets": (SocketFacts("reconciled.socket", ("/run/x",), "root"),)},
+        "SocketUser=root of reconciled.socket is not User=reconciled",
+    ),
+}
+
+
+def only(facts: UnitFacts, limits: StopLimits = LIMITS) -> Finding:
+    """The one finding that there is."""
+    (finding,) = compare(facts, limits)
+    return finding
+
+
+def written(facts: UnitFacts, finding: Finding) -> UnitFacts:
+    """*facts* with the finding's remedy in place, as the manager would read it."""
+    remedy = finding.remedy
+    assert remedy is not None
+    if not remedy.path:
+        assert remedy.then == "systemctl daemon-reload"
+        return attrs.evolve(facts, stale=False)
+    changes: dict[str, Any] = {}
+    for line in remedy.text.splitlines()[1:]:
+        name, _, value = line.partition("=")
+        changes |= _read(facts, changes, name, value)
+    return attrs.evolve(facts, **changes)
+
+
+def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> dict[str, Any]:
+    spans = {"TimeoutStopSec": "timeout_stop", "TimeoutAbortSec": "timeout_abort"}
+    spans |= {"WatchdogSec": "watchdog", "InhibitDelayMaxSec": "inhibit_delay"}
+    spans |= {"StartLimitIntervalSec": "start_limit", "RestartSec": "restart_delay"}
+    words = {"KillMode": "kill_mode", "NotifyAccess": "notify_access", "Type": "type"}
+    words |= {"Restart": "restart", "OOMPolicy": "oom_policy"}
+    if name in spans:
+        return {spans[name]: seconds_of(span_of(value))}
+    if name in words:
+        return {words[name]: value}
+    commands = changes.get("stop_post", facts.stop_post)
+    prevented = changes.get("prevented", facts.prevented)
+    (unit,) = facts.sockets
+    lists = {
+        "ExecStopPost": {"stop_post": (*commands, tuple(value.split())) if value else ()},
+        "RestartPreventExitStatus": {
+            "prevented": {*prevented, *(int(word) for word in value.split() if word.isdecimal())}
+        },
+        "SendSIGKILL": {"send_sigkill": value == "yes"},
+        "ListenStream": {"sockets": (attrs.evolve(unit, paths=(value,) if value else ()),)},
+        "SocketUser": {"sockets": (attrs.evolve(unit, owner=value),)},
+    }
+    return lists[name]
+
+
+def test_the_shipped_unit_fits() -> None:
+    """Of the unit as it is shipped there is nothing to say."""
+    assert compare(GOOD, LIMITS) == ()
+
+
+def test_what_could_not_be_read_is_passed_over() -> None:
+    """A unit of which nothing is known has no findings: None is no value."""
+    assert compare(UnitFacts("x.service", "environment"), LIMITS) == ()
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_each_misfit_is_named(case: str) -> None:
+    """Each directive that does harm is one finding, with its name and what it does."""
+    directive, changes, part = BAD[case]
+    finding = only(attrs.evolve(GOOD, **changes))
+    assert finding.directive == directive
+    assert part in finding.what
+    assert finding.grade is (Grade.FAULT if case in ("short", "no room") else Grade.ADVICE)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_to_be_written_puts_it_right(case: str) -> None:
+    """With the remedy in place there is nothing to say any more, and the file is a drop-in."""
+    _, changes, _ = BAD[case]
+    facts = attrs.evolve(GOOD, **changes)
+    finding = only(facts)
+    assert compare(written(facts, finding), LIMITS) == ()
+    assert finding.remedy is not None
+    if finding.remedy.path:
+        assert finding.remedy.path.startswith("/etc/systemd/")
+        parser = configparser.RawConfigParser(strict=False)
+        parser.read_string(finding.remedy.text)
+        assert len(parser.sections()) == 1
+
+
+def test_the_limit_covers_the_budget_and_ten_percent() -> None:
+    """From 338.8 s on the budget of 308 s fits, and not below."""
+    assert compare(attrs.evolve(GOOD, timeout_stop=338.8), LIMITS) == ()
+    assert only(attrs.evolve(GOOD, timeout_stop=338.7)).grade is Grade.FAULT
+
+
+def test_short_budgets_get_short_limits() -> None:
+    """What is to be set covers the reaper as well, and is rounded to 5 s where it is short."""
+    limits = StopLimits(drain=1.0, critical=6.0, cleanup=0.5)
+    reap = (("reconciled", "reap", "--wait=6s", "--term=2s"),)
+    facts = attrs.evolve(GOOD, timeout_stop=10.0, stop_post=reap)
+    assert "set 20s, or lower stop.critical" in only(facts, limits).what  # 6 + 2 + 10
+    alone = attrs.evolve(facts, kill_mode="mixed", stop_post=(), notify_access="main")
+    fault, _ = compare(alone, limits)
+    assert "set 15s, or" in fault.what  # 9.5 s and ten percent
+
+
+def test_mixed_is_a_choice() -> None:
+    """KillMode=mixed is noted with its price and is neither fault nor advice."""
+    finding = only(attrs.evolve(GOOD, kill_mode="mixed", stop_post=(), notify_access="main"))
+    assert (finding.grade, finding.remedy) == (Grade.NOTE, None)
+
+
+def test_a_start_limit_that_cannot_be_met_is_none() -> None:
+    """Five starts in 10 s, with 2.5 s between them, are never reached."""
+    assert compare(attrs.evolve(GOOD, start_limit=10.0, restart_delay=2.5), LIMITS) == ()
+
+
+def test_a_budget_beyond_a_power_off_has_no_drop_in() -> None:
+    """Where no limit would fit before a power-off is forced, the budget is what has to change."""
+    limits = StopLimits(critical=3600.0)
+    reap = (("reconciled", "reap", "--wait=1h", "--term=30s"),)
+    finding = only(attrs.evolve(GOOD, timeout_stop=4200.0, stop_post=reap), limits)
+    assert finding.what.endswith("lower stop.critical")
+    assert finding.remedy is None
+
+
+def test_what_others_wrote_is_not_taken_away() -> None:
+    """A reaper beside other commands gets no drop-in that would empty the list."""
+    facts = attrs.evolve(GOOD, stop_post=(("logger", "x"), ("reconciled", "reap", "--wait=1m")))
+    assert only(facts).remedy is None
+
+
+def test_the_reaper_is_called_as_the_daemon_is() -> None:
+    """The command to write has the unit's own program, and nothing that the manager expands."""
+    facts = attrs.evolve(GOOD, stop_post=(), start=(("/opt/100% $x/reconciled", "run"),))
+    remedy = only(facts).remedy
+    assert remedy is not None
+    line = "ExecStopPost='/opt/100%% $$x/reconciled' reap --wait=5m --term=30s"
+    assert line in remedy.text.splitlines()
+
+
+def test_a_users_unit_has_its_own_place() -> None:
+    """For a user's own manager the drop-in lies below its home, and that manager is told."""
+    remedy = only(attrs.evolve(GOOD, of_user=True, timeout_stop=1.0)).remedy
+    assert remedy is not None
+    assert remedy.path.startswith("~/.config/systemd/user/reconciled.service.d/")
+    assert remedy.then == "systemctl --user daemon-reload"
+
+
+def test_the_worst_comes_first() -> None:
+    """What refuses a start stands before advice, and advice before notes."""
+    facts = attrs.evolve(GOOD, timeout_stop=1.0, kill_mode="mixed", watchdog=0.0)
+    assert [each.grade for each in compare(facts, LIMITS)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, 90.0, 360.0, 5400.0, math.inf])
+def test_spans_are_what_the_manager_reads(seconds: float) -> None:
+    """A time is written so that it reads back as the same."""
+    assert seconds_of(span_of(span(seconds))) == seconds
+
+
+def test_reap_reads_what_is_written_for_it() -> None:
+    """The reaper's options in a remedy are durations as the reaper itself takes them."""
+    limits = StopLimits(critical=5400.0)
+    findings = compare(attrs.evolve(GOOD, timeout_stop=7200.0), limits)
+    texts = [each.remedy.text for each in findings if each.remedy]
+    (line,) = [line for text in texts for line in text.splitlines() if "--wait" in line]
+    assert parse_duration(line.partition("--wait=")[2].split()[0]) == 5400.0

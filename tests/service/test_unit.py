@@ -1,0 +1,188 @@
+"""What is known of a unit: from the bus, from systemctl, and what our control group says of us."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from reconciled.service.manager import Membership, membership
+from reconciled.service.show import read_shown
+from reconciled.service.unit import UnitFacts, facts_of, seconds_of, socket_of, span_of
+
+FOREVER = 2**64 - 1
+# As the bus of systemd 252 says it of the shipped unit.
+BUS: dict[str, Any] = {
+    "Id": "reconciled.service",
+    "LoadState": "loaded",
+    "MainPID": 77,
+    "NeedDaemonReload": False,
+    "TriggeredBy": ["reconciled.socket"],
+    "FragmentPath": "/etc/systemd/system/reconciled.service",
+    "DropInPaths": ["/etc/systemd/system/reconciled.service.d/50-x.conf"],
+    "Type": "notify",
+    "TimeoutStopUSec": 360_000_000,
+    "TimeoutAbortUSec": 30_000_000,
+    "TimeoutStopFailureMode": "abort",
+    "KillMode": "process",
+    "SendSIGKILL": True,
+    "WatchdogUSec": 60_000_000,
+    "NotifyAccess": "exec",
+    "Restart": "always",
+    "RestartUSec": 1_000_000,
+    "RestartPreventExitStatus": ([78], []),
+    "OOMPolicy": "continue",
+    "StartLimitIntervalUSec": 0,
+    "StartLimitBurst": 5,
+    "ExecStart": [("reconciled", ["reconciled", "run"], False, 0, 0, 0, 0, 0, 0, 0)],
+    "ExecStopPost": [
+        ("reconciled", ["reconciled", "reap", "--wait=5m"], False, 0, 0, 0, 0, 0, 0, 0)
+    ],
+    "User": "reconciled",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": True,
+    "ReadWritePaths": ["-/etc"],
+    "ReadOnlyPaths": [],
+    "InaccessiblePaths": [],
+    "StateDirectory": ["reconciled"],
+    "CacheDirectory": [],
+    "LogsDirectory": [],
+    "RuntimeDirectory": ["reconciled:link"],
+}
+# The same by `systemctl show`.
+SHOWN = """\
+Type=notify
+Restart=always
+NotifyAccess=exec
+RestartUSec=1s
+TimeoutStopUSec=6min
+TimeoutAbortUSec=30s
+TimeoutStopFailureMode=abort
+WatchdogUSec=1min
+RestartPreventExitStatus=78
+MainPID=77
+OOMPolicy=continue
+ExecStart={ path=reconciled ; argv[]=reconciled run ; ignore_errors=no ; pid=0 ; status=0/0 }
+ExecStopPost={ path=reconciled ; argv[]=reconciled reap --wait=5m ; ignore_errors=no ; pid=0 }
+User=reconciled
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+ReadWritePaths=-/etc
+ReadOnlyPaths=
+InaccessiblePaths=
+StateDirectory=reconciled
+CacheDirectory=
+LogsDirectory=
+RuntimeDirectory=reconciled:link
+KillMode=process
+SendSIGKILL=yes
+Id=reconciled.service
+TriggeredBy=reconciled.socket
+LoadState=loaded
+FragmentPath=/etc/systemd/system/reconciled.service
+DropInPaths=/etc/systemd/system/reconciled.service.d/50-x.conf
+NeedDaemonReload=no
+StartLimitIntervalUSec=0
+StartLimitBurst=5
+"""
+
+
+def test_bus_and_systemctl_say_the_same() -> None:
+    """Whoever is asked, the facts of one unit are the same value."""
+    assert facts_of(read_shown(SHOWN), "x") == facts_of(BUS, "x")
+
+
+def test_facts_are_what_the_manager_says() -> None:
+    """Durations become seconds, lists and commands what they mean."""
+    facts = facts_of(BUS, "bus")
+    assert (facts.timeout_stop, facts.watchdog, facts.restart_delay) == (360.0, 60.0, 1.0)
+    assert facts.reaper == ("reconciled", "reap", "--wait=5m")
+    assert (facts.program, facts.prevented, facts.stale) == ("reconciled", {78}, False)
+    assert len(facts.fragments) == 2
+    assert facts.runtime == ("/run/reconciled",)
+    writable = ("/etc", "/var/lib/reconciled", "/run/reconciled")
+    assert facts.sandbox.writable == writable
+
+
+def test_what_is_not_told_is_not_known() -> None:
+    """A property that is missing, or has a form that nobody knows, is None and no default."""
+    unknown = facts_of(
+        read_shown("Id=x.service\nTimeoutStopUSec=[not set]\nRestartUSec=soon\n"), "x"
+    )
+    assert unknown == UnitFacts("x.service", "x")
+
+
+def test_a_list_without_members_is_empty_and_not_unknown() -> None:
+    """There is no line of systemctl for an empty list of commands: there is no reaper then."""
+    text = "\n".join(line for line in SHOWN.splitlines() if not line.startswith("ExecStopPost"))
+    assert facts_of(read_shown(text), "x").stop_post == ()
+
+
+def test_a_watchdog_that_is_hidden_is_unknown() -> None:
+    """Of a unit that never ran the manager says "for ever", which means nothing yet."""
+    assert facts_of(BUS | {"WatchdogUSec": FOREVER, "MainPID": 0}, "bus").watchdog is None
+    assert facts_of(BUS | {"WatchdogUSec": FOREVER}, "bus").watchdog == 0.0
+    assert facts_of(BUS | {"WatchdogUSec": 0}, "bus").watchdog == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("infinity", math.inf),
+        ("0", 0.0),
+        ("90", 90.0),
+        ("1min 30s", 90.0),
+        ("1h30m", 5400.0),
+        ("100ms", 0.1),
+        ("1d 2h", 93600.0),
+        ("2.5s", 2.5),
+        ("", None),
+        ("soon", None),
+        ("1 fortnight", None),
+        ("-1s", None),
+    ],
+)
+def test_spans_of_time(text: str, seconds: float | None) -> None:
+    """What systemd prints and what people write for it is read; anything else is unknown."""
+    assert seconds_of(span_of(text)) == seconds
+
+
+def test_sockets_are_told_by_their_paths() -> None:
+    """Of a socket unit the paths and their owner count, network ports do not."""
+    bus = {
+        "Id": "reconciled.socket",
+        "Listen": [("Stream", "/run/reconciled.sock"), ("Stream", "127.0.0.1:9464")],
+        "SocketUser": "reconciled",
+    }
+    facts = socket_of(bus)
+    assert (facts.name, facts.paths) == ("reconciled.socket", ("/run/reconciled.sock",))
+    shown = "Id=reconciled.socket\nSocketUser=reconciled\nListen=/run/reconciled.sock (Stream)\n"
+    assert socket_of(read_shown(shown)) == facts
+
+
+@pytest.mark.parametrize(
+    ("group", "found"),
+    [
+        ("0::/system.slice/reconciled.service\n", Membership("reconciled.service")),
+        ("0::/system.slice/reconciled.service/main\n", Membership("reconciled.service")),
+        (
+            "1:name=systemd:/system.slice/system-reconciled.slice/reconciled@a.service\n0::/\n",
+            Membership("reconciled@a.service"),
+        ),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/reconciled.service\n",
+            Membership("reconciled.service", of_user=True),
+        ),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-term-5.scope\n", None),
+        ("0::/user.slice/user-0.slice/login-3.scope\n", None),
+        ("5:cpu:/system.slice/reconciled.service\n", None),
+        ("0::/\n", None),
+        ("", None),
+    ],
+)
+def test_a_control_group_tells_whose_we_are(group: str, found: Membership | None) -> None:
+    """The innermost service counts, and a user's manager is no service of ours."""
+    assert membership(group) == found
