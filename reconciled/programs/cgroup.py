@@ -12,6 +12,7 @@ writable tree of groups inside the sandbox, and say nothing that the records do 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -71,15 +72,45 @@ def _unit_of(text: str) -> str:
 def members_of(group: Path) -> Iterator[Process]:
     """Who is in *group* or below it, without this process and those above it."""
     above = set(line_of(os.getpid()))
+    for pid in _listed(group):
+        process = None if pid in above else look_up(pid)
+        if process is not None:
+            yield process
+
+
+def hidden_in(group: Path) -> list[int]:
+    """Numbers of members of *group* that cannot be looked at, which says nothing good or bad.
+
+    The sandbox may hide processes that run with other rights, be it in another user namespace.
+    """
+    return [pid for pid in _listed(group) if look_up(pid) is None and _exists(pid)]
+
+
+def is_hidden(pid: int) -> bool:
+    """Whether *pid* is a process of our own group that cannot be looked at."""
+    if look_up(pid) is not None or not _exists(pid):
+        return False
+    group = _own_group()
+    return group is not None and pid in _listed(group)
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, seen or not; cheaper than to read a group."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _listed(group: Path) -> list[int]:
+    found: list[int] = []
     for file in sorted(group.rglob("cgroup.procs")):
-        try:
-            pids = [int(line) for line in file.read_text().split()]
-        except OSError:  # the group went meanwhile
-            continue
-        for pid in pids:
-            process = None if pid in above else look_up(pid)
-            if process is not None:
-                yield process
+        with contextlib.suppress(OSError):  # the group went meanwhile
+            found += [int(line) for line in file.read_text().split()]
+    return found
 
 
 def belongs(process: Process, spared: Iterable[int]) -> bool:

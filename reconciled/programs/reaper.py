@@ -22,7 +22,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.core.durations import format_duration
-from reconciled.programs.cgroup import belongs, members_of
+from reconciled.programs.cgroup import belongs, hidden_in, members_of
 from reconciled.programs.processes import Process
 from reconciled.programs.records import Damaged, Identity
 from reconciled.programs.survivors import KILL_TAKES, POLL, Survivor, find, is_of, send
@@ -85,6 +85,10 @@ class Reaper:
         finally:
             for survivor in (*left, *self._spared):
                 survivor.close()
+        hidden = hidden_in(self.group) if self.group else []
+        if hidden:
+            numbers = ", ".join(map(str, hidden))
+            self.tell(f"processes {numbers} cannot be seen from here, and are left as they are")
         return self._killed
 
     def _pass(self, left: dict[Survivor, Patient]) -> bool:

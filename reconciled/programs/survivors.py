@@ -22,6 +22,7 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.programs.cgroup import is_hidden
 from reconciled.programs.processes import Process, everybody, look_up
 from reconciled.programs.records import (
     Assignment,
@@ -186,12 +187,19 @@ def find(directory: Path) -> Survivor | None:
     """The last program of the operation in *directory*; None where it never ran one.
 
     Of another boot nothing lives. Raises Damaged: then nothing may be concluded, and OSError.
+    So it is where the sandbox hides the process: what cannot be seen need not be gone.
     """
     record = read_child(directory)
     if record is None:
         return None
     if not record.assignment.boot_id or record.assignment.boot_id != boot_id():
         return Survivor(directory, record, here=False)
+    for identity in (record.program, record.parent):
+        if is_hidden(identity.pid):
+            raise Damaged(
+                f"process {identity.pid} of it runs and cannot be seen from here: remove"
+                " PrivateUsers= from the unit, or end that process"
+            )
     program = _open(record.program)
     try:
         return Survivor(directory, record, True, program, _open(record.parent))  # noqa: FBT003

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from reconciled.journal.records import OperationRecord
 from reconciled.observe.bound import BoundLog
-from reconciled.programs.cgroup import members_of
+from reconciled.programs.cgroup import hidden_in, members_of
 from reconciled.programs.reaper import Reaper
 from reconciled.programs.survivors import TERM
 
@@ -31,7 +31,7 @@ def end_leftovers(
     Blocks while somebody is being ended, 10 s at most. Each measure is a line of the log.
     """
     # Our programs are in our group: where nobody is, no record has to be read.
-    if not any(process.alive for process in members_of(group)):
+    if not any(process.alive for process in members_of(group)) and not hidden_in(group):
         return
 
     def tell(text: str) -> None:

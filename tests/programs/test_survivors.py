@@ -18,6 +18,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).parent))
 from operations import ID, end_all_of, start_host, wait_for
 
+from reconciled.programs import survivors
 from reconciled.programs.processes import look_up
 from reconciled.programs.records import Damaged, boot_id, read_child, read_end
 from reconciled.programs.survivors import Survivor, find
@@ -64,6 +65,14 @@ def alive(pid: int) -> bool:
 
 
 # -- who is found ------------------------------------------------------------
+
+
+def test_what_is_hidden_is_not_gone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the sandbox hides the process, nothing may be concluded, and what to do is said."""
+    left_behind(place, ENDS_ON_WORD).close()
+    monkeypatch.setattr(survivors, "is_hidden", lambda _: True)
+    with pytest.raises(Damaged, match="cannot be seen from here: remove PrivateUsers= from"):
+        find(place)
 
 
 def test_never_ran(tmp_path: Path) -> None:
