@@ -1,0 +1,190 @@
+"""What check and budget say of the unit, and of what critical operations have taken."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from desk import Desk
+
+from reconciled.cli.unit import to_paste
+from reconciled.core.resources import Key
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.records import Ending
+from reconciled.journal.store import Store
+from reconciled.service.findings import Remedy
+from reconciled.service.unit import Sandbox, UnitFacts, Unread
+
+FITTING = UnitFacts("reconciled.service", "bus", timeout_stop=360.0, watchdog=60.0)
+SHORT = attrs.evolve(FITTING, timeout_stop=10.0)
+MIXED = attrs.evolve(FITTING, kill_mode="mixed")
+
+
+@pytest.fixture
+def unit(monkeypatch: pytest.MonkeyPatch) -> dict[str, UnitFacts]:
+    """The units that are loaded, by name; put some in."""
+    units: dict[str, UnitFacts] = {}
+
+    def read(name: str, _environ: Any) -> UnitFacts | Unread:
+        return units.get(name, Unread(f"{name} is not loaded: not-found"))
+
+    monkeypatch.setattr("reconciled.cli.unit.read_unit", read)
+    return units
+
+
+def test_check_of_a_unit_that_fits(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """Our unit is looked at without being asked for; a choice is a note, which strict passes."""
+    unit["reconciled.service"] = MIXED
+    desk.configure()
+    said = desk.say("check", "--strict")
+    assert said.code == 0
+    assert "unit         ok, reconciled.service" in said.lines
+    (note,) = said.err.splitlines()
+    assert note.startswith("reconciled.service: KillMode=mixed waits")
+    assert note.endswith("(note)")
+
+
+def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """What does not fit is a warning with what to paste; --strict refuses it."""
+    unit["reconciled.service"] = SHORT
+    desk.configure()
+    said = desk.say("check")
+    assert said.code == 0
+    assert said.err.startswith("reconciled.service: TimeoutStopSec=10s is below the stop budget")
+    assert "unit         1 warning, reconciled.service" in said.lines
+    place = "/etc/systemd/system/reconciled.service.d"
+    assert said.out.split("for a root shell:\n")[1].splitlines() == [
+        f"mkdir -p {place}",
+        f"cat >{place}/60-stop-budget.conf <<'END'",
+        "[Service]",
+        "TimeoutStopSec=6min",
+        "END",
+        "systemctl daemon-reload",
+        "",
+        "@/r.yaml is valid.",
+    ]
+    strict = desk.say("check", "--strict", "--json")
+    assert strict.code == 78
+    (finding,) = strict.data["unit"]["findings"]
+    assert (finding["grade"], finding["directive"]) == ("fault", "TimeoutStopSec")
+    assert finding["remedy"]["text"] == "[Service]\nTimeoutStopSec=6min\n"
+
+
+def test_a_unit_is_named_with_or_without_its_kind(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """--unit takes another one; one that is not loaded is a problem, ours would be none."""
+    unit["reconciled@a.service"] = attrs.evolve(FITTING, name="reconciled@a.service")
+    desk.configure()
+    assert (
+        "unit         ok, reconciled@a.service" in desk.say("check", "--unit", "reconciled@a").out
+    )
+    said = desk.say("check", "--unit", "nosuch")
+    assert said.code == 78
+    assert said.err == "@/r.yaml:1:1: --unit nosuch: nosuch.service is not loaded: not-found\n"
+    quiet = desk.say("check")
+    assert (quiet.code, quiet.err) == (0, "")
+    assert "unit         not looked at: reconciled.service is not loaded: not-found" in quiet.lines
+
+
+def test_check_names_the_directive_in_the_way(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """Declared files, and the state itself, that the sandbox keeps out of reach are named."""
+    sandbox = Sandbox("strict", "yes", tmp=False, writable=("/var/lib/reconciled",))
+    unit["reconciled.service"] = attrs.evolve(FITTING, sandbox=sandbox)
+    desk.configure(
+        "  f: {reconciler: file, watch: [{directory: m}]}\n"
+        "  g: {reconciler: file, options: {root: /var/lib/reconciled}, watch: [{directory: n}]}\n"
+    )
+    (desk.root / "n").mkdir()
+    desk.declare("etc", kind="File", path="/etc/motd", content="x")
+    desk.write("n/in.yaml", "{kind: File, metadata: {name: in}, spec: {path: a/b, content: x}}")
+    said = desk.say("check")
+    state, motd = said.err.splitlines()
+    assert state.startswith("@/r.yaml:1:1: @/state cannot be written by reconciled.service: ")
+    assert motd == (
+        "@/m/etc.yaml:1:1: /etc/motd cannot be written by reconciled.service:"
+        " ProtectSystem=strict stands in the way; add ReadWritePaths=/etc in a drop-in, or choose"
+        " another place (warning)"
+    )
+
+
+@pytest.mark.processes
+def test_what_is_to_be_pasted_is_for_a_shell(tmp_path: Path) -> None:
+    """A shell makes the files as they were meant, whatever is in their names and text."""
+    there = tmp_path / "a b"
+    remedies = [
+        Remedy(f"{there}/x.conf", "[Service]\nA='$HOME' `id` \\\n", "true reload"),
+        Remedy("", "", "true reload"),
+        Remedy("~/c d/y.conf", "[Unit]\n", "true other"),
+    ]
+    lines = to_paste(remedies)
+    assert lines[-2:] == ["true other", "true reload"]
+    ran = subprocess.run(
+        ["sh", "-e"], input="\n".join(lines), text=True, check=True, env={"HOME": str(tmp_path)}
+    )
+    assert ran.returncode == 0
+    assert (there / "x.conf").read_text() == "[Service]\nA='$HOME' `id` \\\n"
+    assert (tmp_path / "c d/y.conf").read_text() == "[Unit]\n"
+
+
+def test_budget_against_the_unit(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """The unit's limit stands below the budget; one that is too short is 1, with the remedy."""
+    desk.configure()
+    unit["reconciled.service"] = FITTING
+    said = desk.say("budget")
+    assert said.code == 0
+    fits = "unit             6min  TimeoutStopSec= of reconciled.service: the budget fits"
+    assert said.lines[5] == fits
+    unit["reconciled.service"] = attrs.evolve(SHORT, oom_policy="stop")
+    short = desk.say("budget")
+    assert short.code == 1
+    assert "10s  TimeoutStopSec= of reconciled.service: the budget does not fit" in short.out
+    assert "    TimeoutStopSec=6min" in short.lines
+    assert "OOMPolicy" not in short.out + short.err  # that is for check
+    data = desk.say("budget", "--json").data
+    assert (data["unit"]["timeout_stop_s"], data["unit"]["fits"]) == (10.0, False)
+    unit.clear()
+    assert desk.say("budget").code == 0
+    assert desk.say("budget", "--unit", "reconciled").code == 1
+
+
+def test_budget_of_what_was_measured(desk: Desk) -> None:
+    """Critical operations that were done in one go are measured, each key by its longest."""
+    desk.configure()
+    desk.state.mkdir(mode=0o700)
+    trio.run(operate, desk.state)
+    said = desk.say("budget")
+    assert said.code == 0
+    place = said.lines.index("Measured, of 3 critical operations each key's longest:")
+    assert [line.split() for line in said.lines[place + 1 :]] == [["30s", "c/a"], ["20s", "c/b"]]
+    assert desk.say("budget", "--json").data["measured"] == {
+        "operations": 3,
+        "longest": [{"key": "c/a", "duration_s": 30.0}, {"key": "c/b", "duration_s": 20.0}],
+    }
+
+
+async def operate(state: Path) -> None:
+    """Critical operations of 10, 30 and 20 s, and longer ones that were nothing of the kind."""
+    clock = 1_800_000_000.0
+    store = Store.open(state)
+    operations = DurableOperations.over(store, now=lambda: clock)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        for key, seconds, how in [
+            ("c/a", 10, "done"),
+            ("c/a", 30, "done"),
+            ("c/b", 20, "done"),
+            ("c/a", 100, "ordinary"),
+            ("c/b", 200, "failed"),
+            ("c/b", 300, "again"),
+        ]:
+            record = await operations.begin(Key(key), "write", {})
+            if how != "ordinary":
+                operations.mark_critical(record.id)
+            if how == "again":
+                await operations.count(record.id)
+            clock += seconds
+            await operations.end(record.id, Ending.FAILED if how == "failed" else Ending.DONE)
+        nursery.cancel_scope.cancel(reason="written")
