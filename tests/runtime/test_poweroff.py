@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,6 +17,7 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done
 from reconciled.runtime.dispatcher import Dispatcher
+from reconciled.runtime.outside import Outside
 from reconciled.runtime.poweroff import PAUSED, UNHEARD, PowerOff, patience
 from reconciled.service.inhibitor import Logind, Unreachable
 
@@ -165,7 +167,7 @@ async def household(tmp_path: Path) -> AsyncIterator[Household]:
                 power_off.ready()
                 await power_off.serve()
 
-        nursery.start_soon(serve)
+        nursery.start_soon(serve)  # noqa: ASYNC113 - the next line waits for it
         await inner.settle()
         yield built
         nursery.cancel_scope.cancel(reason="the test is over")
@@ -343,6 +345,20 @@ async def test_a_pause_is_not_hot(
     machine.say(coming=False)
     await made.rig.settle()
     assert made.rig.script.ran == ["b", "b"]
+
+
+@pytest.mark.parametrize("managed", [False, True])
+async def test_only_a_managed_daemon_delays(
+    tmp_path: Path, autojump_clock: MockClock, *, managed: bool
+) -> None:
+    """A daemon without a service manager, as in a terminal, asks for no lock."""
+    served: list[str] = []
+    environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")} if managed else {}
+    async with rig(tmp_path, Script()) as made:
+        commands: Any = SimpleNamespace(dispatcher=made.dispatcher, reloader=SimpleNamespace())
+        outside = Outside.taken(environ)
+        outside.begin(made.host, commands, lambda name, *_: served.append(name))
+        assert ("shutdown lock" in served) is managed
 
 
 async def test_its_end_lets_go(
