@@ -60,6 +60,7 @@ from reconciled.files import (
     temporary_name,
 )
 from reconciled.programs import Ended, ProgramFailed, run_program
+from reconciled.service.credentials import Secret, SecretUnavailable
 
 __all__ = [
     "Abandon",
@@ -88,6 +89,8 @@ __all__ = [
     "RollBack",
     "RollForward",
     "Seconds",
+    "Secret",
+    "SecretUnavailable",
     "Step",
     "StepKind",
     "Terminal",

@@ -35,6 +35,7 @@ from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Key, Origin
 from reconciled.journal.store import Applied
 from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.credentials import unresolved, visible, with_secrets
 from reconciled.runtime.survey import Surveyed, survey
 
 
@@ -61,7 +62,7 @@ def execute(arguments: argparse.Namespace) -> int:
     found = Grades()
     config = _configuration(path, found)
     if config is not None:
-        prepared = prepare(config)
+        prepared = with_secrets(prepare(config)) if visible() else prepare(config)
         _plugins(prepared, found)
         surveyed = _contents(prepared, found)
         _unit(arguments.unit, config, surveyed, found)
@@ -127,6 +128,7 @@ def _contents(prepared: Prepared, found: Grades) -> list[Surveyed]:
         found.warnings += _not_built_specs(each)
         found.warnings += _cannot_roll_back(each)
     found.note("manifests", sorted(problems), f"ok, {count} resources")
+    found.warnings += unresolved(surveyed)
     found.warnings += leaving(config, applied)
     found.warnings += [_held(each) for each in surveyed if each.held]
     limits = config.stop

@@ -23,7 +23,9 @@ from reconciled.config.load import find_config, load
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.observe.logs import configure
+from reconciled.programs.children import current_children
 from reconciled.runtime.build import prepared_whole
+from reconciled.runtime.credentials import hide
 from reconciled.runtime.planning import Planned, plan
 from reconciled.runtime.survey import Surveyed, survey
 
@@ -47,7 +49,10 @@ def execute(arguments: argparse.Namespace) -> int:
         complain(f"{line} (warning)")
     logs = configure(config.log.format, "error", environment=os.environ)
 
+    hide(logs.redactor)
+
     async def look() -> tuple[list[Surveyed], list[Planned]]:
+        current_children().redact = logs.redactor.redact
         surveyed = await survey(prepared, applied)
         wanted = [Key(key) for key in arguments.keys]
         ask = partial(plan, surveyed, wanted, logs.log, config.stop.critical, config.state)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NewType, Union, get_origin
 import attrs
 
 from reconciled.core.durations import Seconds
+from reconciled.service.credentials import Secret
 
 SEQUENCES: dict[Any, Callable[[list[Any]], Any]] = {
     list: list,
@@ -67,7 +68,13 @@ def name_of(kind: Any) -> str:
     """*kind* in the words of a message."""
     if isinstance(kind, NewType):
         return "a duration" if kind is Seconds else f"a {kind.__name__.lower()}"
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    names = {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        Secret: "{credential: NAME}",
+    }
     if kind in names:
         return names[kind]
     if is_sequence(kind):

@@ -1,4 +1,4 @@
-"""How simple values are read: numbers, text, durations, choices; never coerced."""
+"""How simple values are read: numbers, text, durations, choices, references; never coerced."""
 
 from __future__ import annotations
 
@@ -7,20 +7,35 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any, get_args
 
-from reconciled.config.faults import Hook, described, fault, unknown
+from reconciled.config.faults import (
+    Collection,
+    Fault,
+    Faults,
+    Hook,
+    described,
+    fault,
+    unknown,
+)
 from reconciled.config.values import Share, parse_share
 from reconciled.core.durations import Seconds, parse_duration
+from reconciled.service.credentials import Secret
 
 _LONGEST_INTEGER = 18  # digits that are certain to fit into 64 bits
+_REFERENCE = "credential"
 
 
 def _text(data: Any, _: Any) -> str:
     if isinstance(data, str):
         return data
+    raise fault(f"takes text, got {described(data)}{in_quotes(data)}")
+
+
+def in_quotes(data: Any) -> str:
+    """What to write where text is taken and *data* is a number or a word that YAML knows."""
     if isinstance(data, bool | int | float):
         shown = described(data).removeprefix("the number ")
-        raise fault(f'takes text, got {described(data)}: write "{shown}"')
-    raise fault(f"takes text, got {described(data)}")
+        return f': write "{shown}"'
+    return ""
 
 
 def _integer(data: Any, _: Any) -> int:
@@ -75,6 +90,26 @@ def _path(data: Any, _: Any) -> FilePath:
     raise fault(f"takes a path, got {described(data)}")
 
 
+def _secret(data: Any, _: Any) -> Secret:
+    if not isinstance(data, dict):
+        # Whatever it is may be the secret: it is not described.
+        raise fault(
+            "takes a reference to a secret and never the secret itself: write {credential: NAME},"
+            " and LoadCredential=NAME:… in the unit"
+        )
+    found = Collection()
+    for key in data:
+        if key != _REFERENCE:
+            found.add(key, unknown("key", key, [_REFERENCE]), at_key=True)
+    if _REFERENCE not in data and not found.faults:
+        raise fault("names no credential: write {credential: NAME}")
+    found.raise_any()
+    try:
+        return Secret(data[_REFERENCE])
+    except ValueError as exc:
+        raise Faults([Fault((_REFERENCE,), exc.args[0])]) from exc
+
+
 def _anything(data: Any, _: Any) -> Any:
     return data
 
@@ -94,6 +129,7 @@ SIMPLE: dict[Any, Hook] = {
     FilePath: _path,
     Seconds: _seconds,
     Share: _share,
+    Secret: _secret,
     Any: _anything,
     object: _anything,
     None: _anything,  # the type of a field without an annotation

@@ -40,7 +40,7 @@ from reconciled.config.shapes import (
     name_of,
     shape_fits,
 )
-from reconciled.config.simple import COERCED, SIMPLE, enum_hook, literal_hook
+from reconciled.config.simple import COERCED, SIMPLE, enum_hook, in_quotes, literal_hook
 from reconciled.core.problems import Invalid, Problem
 
 T = TypeVar("T")
@@ -176,7 +176,8 @@ class Structurer:
                     return self._read(data, member)
                 except Faults:
                     continue
-            raise fault(f"takes {' or '.join(map(name_of, members))}, got {described(data)}")
+            near = in_quotes(data) if str in members else ""
+            raise fault(f"takes {' or '.join(map(name_of, members))}, got {described(data)}{near}")
 
         return hook
 

@@ -251,6 +251,8 @@ class Children:
     # Small parents over programs of operations: part of the child below them, never a child.
     supervisors: set[int] = attrs.field(factory=set, init=False)
     operations: set[str] = attrs.field(factory=set, init=False)  # ids of those that run one
+    # What is quoted of their output goes through it: text in, text without secrets out.
+    redact: Callable[[str], str] = attrs.field(default=str, init=False)
     _owned: dict[int, Child] = attrs.field(factory=dict, init=False)
 
     def start(self, start: Callable[[], Leader], owner: Owner) -> Child:

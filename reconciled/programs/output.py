@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,9 +32,12 @@ _TAIL_WIDTH = 300
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 
 
-def printable(data: bytes) -> tuple[str, ...]:
-    """The last lines in *data*, fit for a log or a terminal: bounded, and no control codes."""
-    text = _ESCAPES.sub("", data.decode("utf-8", "replace")).expandtabs(4)
+def printable(data: bytes, redact: Callable[[str], str] = str) -> tuple[str, ...]:
+    """The last lines in *data*, fit for a log or a terminal: bounded, and no control codes.
+
+    *redact* comes before anything is cut: half a secret would be recognised by nobody.
+    """
+    text = redact(_ESCAPES.sub("", data.decode("utf-8", "replace"))).expandtabs(4)
     lines = (
         "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line).rstrip()
         for line in text.splitlines()
@@ -119,11 +122,14 @@ class Output:
             self._start = max(0, self._start - (size - len(newest)))
             self._freed = 0
 
-    def tail(self) -> tuple[str, ...]:
-        """The last lines that this program wrote, fit for a log."""
+    def tail(self, redact: Callable[[str], str] = str) -> tuple[str, ...]:
+        """The last lines that this program wrote, fit for a log; *redact* hides secrets."""
         size = os.fstat(self._file).st_size
         start = max(self._start, size - min(_TAIL, self.limit))
-        return printable(os.pread(self._file, max(0, size - start), start))
+        data = os.pread(self._file, max(0, size - start), start)
+        if start > self._start:
+            data = data[data.find(b"\n") + 1 :]  # begin with a whole line, if there is one
+        return printable(data, redact)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -207,7 +207,8 @@ async def _run(launch: Launch, log: Output, operation: Journaled | None, action:
             await child.let_go()
         code, number = _release(child)
         log.compact()
-    ended = Ended(launch.arguments[0], code, number, trio.current_time() - began, log.tail())
+    tail = log.tail(current_children().redact)
+    ended = Ended(launch.arguments[0], code, number, trio.current_time() - began, tail)
     if warned and section is not None and code is None:
         # It ended by our signal, not by a word of its own: that is a cut section, and no
         # failed program. The section says so; it need not wait for its deadline any more.

@@ -6,6 +6,9 @@ Outcomes are decided by exit codes alone; output is for people.
 
 After an interruption ``recover`` has the say. It runs as part of observe(), since recover() is
 a pure function: its exit code is data of the observation.
+
+Secrets of ``environment`` are read when a program is started, and before its operation begins:
+one that is missing is no effect that has begun. Nothing but that program gets their values.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from reconciled.api import (
     Request,
     Result,
     Seconds,
+    Secret,
+    SecretUnavailable,
     Step,
     StepKind,
     done,
@@ -61,14 +66,14 @@ def _budget(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
         raise ValueError(f"{attribute.name} must be longer than 0s, as in 2m")
 
 
-def _environment(_: object, __: object, value: Mapping[str, str]) -> None:
+def _environment(_: object, __: object, value: Mapping[str, str | Secret]) -> None:
     for name, text in value.items():
         if name.startswith(_RESERVED):
             raise ValueError(
                 f"environment may not set {name}: names that begin with {_RESERVED} are"
                 " what the program is told about its run; choose another name"
             )
-        if not name or "=" in name or "\0" in name + text:
+        if not name or "=" in name or "\0" in name + (text if isinstance(text, str) else ""):
             raise ValueError(
                 f"environment cannot set {name!r}: no variable has such a name or text"
             )
@@ -95,7 +100,7 @@ class Exec:
     rollback: list[str] | None = attrs.field(default=None, validator=_optional_program)
     critical: CriticalPart | None = None
     once: bool = False
-    environment: dict[str, str] = attrs.field(factory=dict, validator=_environment)
+    environment: dict[str, str | Secret] = attrs.field(factory=dict, validator=_environment)
     directory: str = "."  # relative to the manifest
 
 
@@ -172,9 +177,10 @@ class ExecReconciler(Reconciler[Exec]):
         """Run ``rollback``, critical as apply is. Raises ProgramFailed."""
         if request.spec.rollback is None:
             raise ProgramFailed("there is no rollback in the spec that was applied")
+        variables = _variables(request.spec)
         async with request.operation("rollback") as operation, _shield(request, operation):
-            undoes = {"RECONCILED_UNDOES": operation.undoes}
-            (await _run(request, "rollback", request.spec.rollback, operation, undoes)).check()
+            variables["RECONCILED_UNDOES"] = operation.undoes
+            (await _run(request, "rollback", request.spec.rollback, variables, operation)).check()
 
 
 async def _look(request: Request[Exec]) -> Observation:
@@ -196,7 +202,8 @@ async def _ask(
     if interrupted.undoes:
         told["RECONCILED_UNDOES"] = interrupted.undoes
     try:
-        ended = await _run(request, "recover", argv, interrupted, told)
+        variables = {**_variables(request.spec), **told}
+        ended = await _run(request, "recover", argv, variables, interrupted)
     except ProgramFailed as failure:
         return attrs.evolve(seen, data={"code": None, "said": str(failure)})
     if ended.code is None:
@@ -213,7 +220,7 @@ async def _as_desired(request: Request[Exec]) -> bool:
 
 async def _check(request: Request[Exec], argv: list[str]) -> Ended:
     """Raises ProgramFailed unless the answer is yes or no."""
-    ended = await _run(request, "check", argv)
+    ended = await _run(request, "check", argv, _variables(request.spec))
     if ended.code == _MUST_APPLY:
         return ended
     return ended.check()
@@ -223,10 +230,11 @@ async def _operate(
     request: Request[Exec], action: str, argv: list[str], kind: StepKind = StepKind.IDEMPOTENT
 ) -> None:
     """Run *argv* as an operation, shielded if the spec says so; raises ProgramFailed."""
+    variables = _variables(request.spec)
     async with request.operation(action) as operation:
 
         async def step() -> dict[str, float]:
-            ended = await _run(request, action, argv, operation)
+            ended = await _run(request, action, argv, variables, operation)
             return {"duration": round(ended.check().duration, 3)}
 
         async with _shield(request, operation):
@@ -240,12 +248,25 @@ def _shield(request: Request[Exec], operation: Operation) -> AbstractAsyncContex
     return operation.critical(budget=critical.budget) if critical else contextlib.nullcontext()
 
 
+def _variables(spec: Exec) -> dict[str, str]:
+    """``environment`` with its secrets as they are now. Raises ProgramFailed without one."""
+    variables = {}
+    for name, given in spec.environment.items():
+        try:
+            variables[name] = given if isinstance(given, str) else given.reveal()
+        except SecretUnavailable as error:
+            raise ProgramFailed(f"environment has no {name}: {error}") from error
+        if "\0" in variables[name]:
+            raise ProgramFailed(f"environment has no {name}: its secret has a NUL character")
+    return variables
+
+
 async def _run(
     request: Request[Exec],
     action: str,
     argv: list[str],
+    variables: Mapping[str, str],
     operation: Operation | Recovering | None = None,
-    told: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run *argv*, a program of *operation* if there is one."""
     return await run_program(
@@ -255,10 +276,9 @@ async def _run(
         name=action,
         stdin=json.dumps(request.raw_spec, ensure_ascii=False).encode(),
         environment={
-            **request.spec.environment,
             "RECONCILED_KEY": request.key,
             "RECONCILED_ACTION": action,
-            **(told or {}),
+            **variables,
         },
         directory=request.base / request.spec.directory,
     )

@@ -54,6 +54,8 @@ class Host:
 
     def __attrs_post_init__(self) -> None:
         self.log = self.logs.log
+        # What programs have said is quoted in reasons, and these are kept in the journal as well.
+        self.children.redact = self.logs.redactor.redact
 
     @property
     def stopping(self) -> bool:

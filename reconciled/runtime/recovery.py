@@ -37,6 +37,7 @@ from reconciled.runtime.operations import is_interruption
 from reconciled.runtime.outcomes import SUCCESSES, checked
 from reconciled.runtime.pinned import is_removal, unpin
 from reconciled.runtime.run import Run
+from reconciled.service.credentials import missing
 from reconciled.stop import Work
 
 if TYPE_CHECKING:
@@ -173,12 +174,16 @@ class Recovery:
     async def _act(self, request: Run, decision: Decision, facts: Facts) -> Result:
         if isinstance(decision, core.Hold):
             return await self._hold(decision)
-        if isinstance(decision, core.Wait):
-            return await self._wait(decision, facts)
         if isinstance(decision, core.Complete | core.Abandon):
             complete = isinstance(decision, core.Complete)
             ending = Ending.COMPLETED if complete else Ending.ABANDONED
             return await self._close(request, ending, decision.reason)
+        if why := missing(request.spec):
+            # Only a restart could bring it: nothing can look or act until then, and to try all
+            # the same would use up the attempts, and end in a hold that says nothing of it.
+            return await self._hold(core.Hold(f"a secret of its pinned spec is missing: {why}"))
+        if isinstance(decision, core.Wait):
+            return await self._wait(decision, facts)
         return await self._go_on(request, decision)
 
     async def _go_on(self, request: Run, decision: Decision) -> Result:

@@ -29,6 +29,7 @@ from reconciled.observe.logs import Logs, configure
 from reconciled.programs.cgroup import group_of_main_process
 from reconciled.programs.orphans import become_reaper
 from reconciled.runtime.build import Prepared, prepared_whole
+from reconciled.runtime.credentials import hide, with_secrets
 from reconciled.runtime.daemon import Daemon
 from reconciled.runtime.leftovers import end_leftovers
 from reconciled.runtime.once import Once
@@ -53,13 +54,14 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
     faulthandler.enable(file=2, all_threads=True)
     try:
         loaded = load(path, environ)
-        prepared = prepared_whole(loaded.config)
+        prepared = with_secrets(prepared_whole(loaded.config))
     except Invalid as invalid:
         return _tell_invalid(path, environ, invalid)
     log_config = loaded.config.log
     logs = configure(log_config.format, log_config.level, environment=environ)
     logs.adopt()
     faulthandler.enable(file=logs.sink.fileno(), all_threads=True)
+    hide(logs.redactor)
     try:
         for warning in loaded.warnings:
             logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
@@ -81,6 +83,7 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
 def _tell_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> int:
     """The log's settings may be what is wrong: these lines go out in the default format."""
     logs = configure(environment=environ)
+    hide(logs.redactor)
     for problem in invalid.problems:
         logs.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
     logs.log.error("daemon.refused", config=str(path), problems=len(invalid.problems))

@@ -17,6 +17,7 @@ from reconciled.config.structure import Structurer, structure
 from reconciled.config.values import Share, at_least, parse_share
 from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.problems import Invalid
+from reconciled.service.credentials import Secret
 
 Name = NewType("Name", str)
 
@@ -74,6 +75,9 @@ def fault_of(kind: Any, text: str) -> str:
         (Path, "/x", Path("/x")),
         (Seconds, "1m30s", 90.0),
         (Share, "12.5%", 0.125),
+        (Secret, "{credential: api-token}", Secret("api-token")),
+        (Secret | None, "null", None),
+        (dict[str, str | Secret], "{a: x, b: {credential: y}}", {"a": "x", "b": Secret("y")}),
         (Any, "{a: [1]}", {"a": [1]}),
     ],
 )
@@ -105,7 +109,15 @@ def test_reads(kind: Any, text: str, value: object) -> None:
         (tuple[int, str], "[1]", "takes a list of 2 elements, got 1"),
         (dict[str, int], "", "write {} for an empty one"),
         (dict[str, int], "[a]", "takes a mapping"),
-        (str | int, "1.5", "takes text or a whole number, got the number 1.5"),
+        (str | int, "1.5", 'takes text or a whole number, got the number 1.5: write "1.5"'),
+        (Secret, "", "takes a reference to a secret and never the secret itself: write {cred"),
+        (Secret, "{}", "names no credential: write {credential: NAME}"),
+        (Secret, "{credentials: x}", "f:1:6: unknown key credentials: did you mean credential?"),
+        (Secret, "{credential: x, y: z}", "f:1:21: unknown key y"),
+        (Secret, "{credential: 5}", "f:1:18: it.credential: takes the name of a credential"),
+        (Secret, "{credential: ../x}", "f:1:18: it.credential: takes the name of a credential"),
+        (str | Secret, "[x]", "takes text or {credential: NAME}, got a list"),
+        (str | Secret, "{secret: x}", "unknown key secret"),
         (int | None, "x", "takes a whole number"),
         (Color, "rad", "did you mean red?"),
         (Color, "5", "takes one of red, blue"),
@@ -132,6 +144,10 @@ def test_secrets_stay_out_of_messages() -> None:
     """A text that stands in the wrong place is not quoted: it may be a secret."""
     assert "hunter2" not in fault_of(int, "hunter2")
     assert "hunter2" not in fault_of(list[str], "hunter2")
+    for written in ("hunter2", "[hunter2]", '"hunter2"'):
+        assert "hunter2" not in fault_of(Secret, written)
+    assert "4711" not in fault_of(Secret, "4711")
+    assert "hunter/2" not in fault_of(Secret, "{credential: hunter/2}")
 
 
 def test_all_faults_at_once_at_their_places() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from urllib.parse import quote
 
 import pytest
@@ -59,6 +60,87 @@ def test_short_values_are_ignored() -> None:
     redactor.register("")
     assert redactor.redact("banana") == "banana"
     assert repr(redactor) == "<Redactor 0 secrets>"
+
+
+KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7
+/0Jp5vFq8pQm2sTz9aB4cD6eF7gH8iJ0kL1mN2oP3qR4sT5uV6w=
+-----END PRIVATE KEY-----
+"""
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters:
+- cluster:
+    certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0t
+    server: https://kubernetes.example.internal:6443
+  name: production
+users:
+- name: reconciled
+  user:
+    password: hunter22  # to be changed
+    token: eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.e30.c2ln
+"""
+
+
+@pytest.mark.parametrize(
+    ("credential", "part"),
+    [
+        ("tok-123456\n", "tok-123456"),
+        (KEY, "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"),
+        (KEY, "/0Jp5vFq8pQm2sTz9aB4cD6eF7gH8iJ0kL1mN2oP3qR4sT5uV6w="),
+        (KEY, base64.b64encode(KEY.strip().encode()).decode()),
+        (KEY, quote(KEY.strip(), safe="")),
+        (KEY, repr(KEY.strip())[1:-1]),
+        (KUBECONFIG, "hunter22"),
+        (KUBECONFIG, "eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.e30.c2ln"),
+        ('{"client": "me", "client_secret": "s3cret-9"}', "s3cret-9"),
+        ("USER=me\nDB_PASSWORD=horse battery staple\n", "horse battery staple"),
+        ("https://example.org/hook?token=Zx81k0", "Zx81k0"),
+        ("x1" * 32768, "x1" * 32768),
+    ],
+    ids=lambda text: repr(text[-24:]),
+)
+def test_a_credential_is_hidden_with_its_parts(credential: str, part: str) -> None:
+    """Of a credential the whole is hidden, and so is what in it could be a secret by itself."""
+    redactor = Redactor()
+    redactor.register_credential(credential)
+    assert part not in redactor.redact(f"it said {part} and left")
+    assert redactor.redact(f"<{credential.strip()}>") in ("<[redacted]>", "<https://[redacted]>")
+
+
+def test_a_credential_blanks_no_other_text() -> None:
+    """Keywords and addresses of a file that was handed in stay readable, and so do short words."""
+    redactor = Redactor()
+    for credential in (KUBECONFIG, "true\n", "5432", ""):
+        redactor.register_credential(credential)
+    text = (
+        "apiVersion: v1, kind: Config of production for reconciled is true at port 5432:"
+        " certificate-authority-data of https://kubernetes.example.internal:6443 is bad"
+    )
+    assert redactor.redact(text) == text
+
+
+@pytest.mark.parametrize("unit", ["a1B2", "a=b=", "a:b ", "'\"", "==", "A1-\n"])
+def test_a_large_credential_costs_no_time(unit: str) -> None:
+    """64 KiB that were handed in, whatever they are, delay the start by next to nothing."""
+    redactor = Redactor()
+    before = time.process_time()
+    redactor.register_credential(unit * (65536 // len(unit)))
+    redactor.redact("x")
+    assert time.process_time() - before < 1.0
+
+
+def test_the_name_of_a_credential_is_no_secret() -> None:
+    """A reference keeps its name readable, and what stands beside references is looked at."""
+    redactor = Redactor()
+    redactor.register_all(
+        {"environment": {"TOKEN": {"credential": "api-token"}, "PASSWORD": "hunter22"}}
+    )
+    assert redactor.redact("api-token and hunter22") == f"api-token and {REDACTED}"
+    redactor.register_all({"credential": "tok-123456", "user": "me"})
+    assert redactor.redact("tok-123456") == REDACTED
 
 
 @pytest.mark.parametrize(

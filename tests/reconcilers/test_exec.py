@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from reconciled.api import (
     Retry,
     RollBack,
     RollForward,
+    Secret,
     Step,
     StepKind,
     Wait,
@@ -578,3 +580,111 @@ def test_everything_is_built() -> None:
 def test_kind() -> None:
     """The kind is Exec, as manifests have it."""
     assert ExecReconciler.kind == "Exec"
+
+
+# -- secrets -----------------------------------------------------------------
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the service manager has put the credential api-token."""
+    directory = tmp_path / "credentials"
+    directory.mkdir()
+    (directory / "api-token").write_text("tok-Q7x9\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(directory))
+    return directory
+
+
+SECRETIVE: dict[str, str | Secret] = {"TOKEN": Secret("api-token"), "PLAIN": "text"}
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_program_finds_the_secret_itself(tmp_path: Path) -> None:
+    """A secret of ``environment`` is a variable of each program, without its line end."""
+    told = 'printf "%s|" "$TOKEN" "$PLAIN" >> told'
+    spec = Exec(
+        check=script(tmp_path, "check", f"{told}\ntest -e done || exit 1"),
+        apply=script(tmp_path, "apply", f"{told}\ncat > done\nenv > environment"),
+        environment=SECRETIVE,
+    )
+    raw = {"environment": {"TOKEN": {"credential": "api-token"}}}
+    _, request = ask(tmp_path, spec, raw_spec=raw)
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.DONE
+    assert (tmp_path / "told").read_text() == "tok-Q7x9|text|" * 3
+    # On standard input, as everywhere else, stands the reference.
+    assert json.loads((tmp_path / "done").read_text()) == raw
+    assert "CREDENTIALS_DIRECTORY" not in (tmp_path / "environment").read_text()
+
+
+async def test_the_secret_of_now_counts(tmp_path: Path, credentials: Path) -> None:
+    """A secret is read when a program is started, and not when its manifest was."""
+    spec = Exec(apply=script(tmp_path, "apply", 'echo "$TOKEN" >> told'), environment=SECRETIVE)
+    for token in ("first", "second"):
+        (credentials / "api-token").write_text(token)
+        _, request = ask(tmp_path, spec)
+        await ExecReconciler().reconcile(request)
+    assert (tmp_path / "told").read_text() == "first\nsecond\n"
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_no_file_holds_the_secret(tmp_path: Path) -> None:
+    """While a program of an operation runs its secret is in no file of the state directory."""
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    spec = Exec(apply=script(tmp_path, "apply", "read _ < go"), environment=SECRETIVE)
+    fake, request = ask(tmp_path, spec)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ExecReconciler().reconcile, request)
+        # To be opened by the program: then it runs.
+        writer = await trio.to_thread.run_sync(os.open, fifo, os.O_WRONLY)
+        files = [path for path in fake.state.rglob("*") if path.is_file()]
+        assert fake.operations[0].directory / "child" in files
+        assert not [path for path in files if b"tok-Q7x9" in path.read_bytes()]
+        os.close(writer)
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_a_missing_secret_is_a_failed_run(
+    tmp_path: Path, credentials: Path, *, once: bool
+) -> None:
+    """Without its secret a run fails before its operation begins, and says what brings it."""
+    (credentials / "api-token").unlink()
+    spec = Exec(apply=script(tmp_path, "apply", ""), environment=SECRETIVE, once=once)
+    fake, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert result.outcome is Outcome.RETRY
+    assert result.reason.startswith("environment has no TOKEN: credential api-token was not handed")
+    assert "LoadCredential=api-token:" in result.reason
+    assert (runs(tmp_path), fake.operations) == ([], [])
+
+
+async def test_what_is_there_is_unknown_without_the_secret(
+    tmp_path: Path, credentials: Path
+) -> None:
+    """A check that cannot have its secret says nothing of what is there: neither yes nor no."""
+    (credentials / "api-token").unlink()
+    spec = Exec(
+        check=script(tmp_path, "check", ""),
+        apply=["x"],
+        recover=script(tmp_path, "recover", ""),
+        rollback=["x"],
+        environment=SECRETIVE,
+    )
+    _, request = ask(tmp_path, spec)
+    seen = await ExecReconciler().observe(request)
+    assert seen is not None
+    assert (seen.state, runs(tmp_path)) == (Observed.UNKNOWN, [])
+    with pytest.raises(ProgramFailed, match="no TOKEN"):
+        await ExecReconciler().plan(request)
+    with pytest.raises(ProgramFailed, match="no TOKEN"):
+        await ExecReconciler().undo(request, Step("apply", StepKind.IDEMPOTENT, done=True))
+
+
+async def test_a_secret_that_no_variable_can_hold(tmp_path: Path, credentials: Path) -> None:
+    """A secret with a NUL is refused by name, and is not shown."""
+    (credentials / "api-token").write_bytes(b"tok\0Q7x9")
+    spec = Exec(apply=script(tmp_path, "apply", ""), environment=SECRETIVE)
+    _, request = ask(tmp_path, spec)
+    result = await ExecReconciler().reconcile(request)
+    assert result.reason == "environment has no TOKEN: its secret has a NUL character"

@@ -1,0 +1,46 @@
+"""What is quoted of a program's output: whole lines, bounded, and without secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reconciled.observe.redaction import Redactor
+from reconciled.programs.children import current_children
+from reconciled.programs.output import Output, printable
+from reconciled.programs.run import ProgramFailed, run_program
+
+SECRET = "tok-Q7x9-secret-of-some-length"
+
+
+def hiding() -> Redactor:
+    redactor = Redactor()
+    redactor.register(SECRET)
+    return redactor
+
+
+def test_no_cut_leaves_half_a_secret() -> None:
+    """A secret that a line's limit would cut in two is hidden before the line is cut."""
+    for before in range(270, 301):
+        (line,) = printable(b"-" * before + SECRET.encode(), hiding().redact)
+        assert not set(line) & set(SECRET.replace("-", "")) - set("[redacted]")
+
+
+def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+    """A long output is quoted from a line's beginning on: in a part of one nobody sees a secret."""
+    output = Output.open(tmp_path / "out", 1024 * 1024)
+    with output.writer() as writer:
+        Path(f"/proc/self/fd/{writer}").write_text(f"{SECRET}\n" * 400)
+    assert set(output.tail(hiding().redact)) == {"[redacted]"}
+    output.close()
+
+
+@pytest.mark.processes
+async def test_a_failure_quotes_no_secret(tmp_path: Path) -> None:
+    """What a failed program said is quoted as the registry of programs lets it pass."""
+    current_children().redact = hiding().redact
+    ended = await run_program(["sh", "-c", f"echo got {SECRET}; exit 1"], output=tmp_path)
+    with pytest.raises(ProgramFailed, match=r"exit code 1: got \[redacted\]$"):
+        ended.check()
+    assert ended.tail == ("got [redacted]",)

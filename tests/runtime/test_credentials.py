@@ -1,0 +1,193 @@
+"""Credentials in the daemon: what they stall, what they hold, and what they never reach."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import attrs
+import pytest
+from lives import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, revived
+from rig import key
+from trio.testing import MockClock
+
+from reconciled.api import Complete, Secret, Wait
+from reconciled.config.load import load
+from reconciled.journal.records import Ending, Resolution
+from reconciled.observe.redaction import REDACTED, Redactor
+from reconciled.runtime.build import Prepared, prepare
+from reconciled.runtime.credentials import hide, unresolved, visible, with_secrets
+from reconciled.runtime.survey import survey
+
+PLUGIN = """
+import attrs
+from reconciled.api import Reconciler, Secret, done
+
+@attrs.frozen
+class Thing:
+    token: Secret | None = None
+
+@attrs.frozen
+class Settings:
+    login: dict[str, Secret]
+
+class Mine(Reconciler[Thing]):
+    Options = Settings
+    async def reconcile(self, request): return done()
+"""
+CONFIG = """\
+state: s
+plugins: {directories: [plugins]}
+controllers:
+  bad:
+    reconciler: mine:Mine
+    watch: [{directory: bad}]
+    options:
+      login:
+        token: {credential: absent}
+  good: {reconciler: 'mine:Mine', watch: [{directory: d}], options: {login: {a: {credential: t}}}}
+"""
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the service manager has put the credential t."""
+    directory = tmp_path / "credentials"
+    directory.mkdir()
+    (directory / "t").write_text("tok-Q7x9\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(directory))
+    return directory
+
+
+def prepared(tmp_path: Path) -> Prepared:
+    (tmp_path / "plugins").mkdir(mode=0o755)
+    (tmp_path / "plugins/mine.py").write_text(PLUGIN)
+    config = tmp_path / "r.yaml"
+    config.write_text(CONFIG)
+    for number, name in enumerate(("absent", "t")):
+        directory = tmp_path / ("bad", "d")[number]
+        directory.mkdir()
+        text = f"kind: Thing\nmetadata: {{name: {name}}}\nspec: {{token: {{credential: {name}}}}}\n"
+        (directory / "m.yaml").write_text(text)
+    (tmp_path / "plugins/mine.py").chmod(0o644)
+    config.chmod(0o600)
+    return prepare(load(config, {}).config)
+
+
+def test_options_without_their_secret_stall_one_controller(
+    tmp_path: Path, credentials: Path
+) -> None:
+    """Options that refer to what was not handed in stall their controller, with the place."""
+    found = with_secrets(prepared(tmp_path))
+    assert [ready.config.name for ready in found.ready] == ["good"]
+    (stalled,) = found.stalled
+    assert stalled.config.name == "bad"
+    assert stalled.reason.startswith(
+        f"{tmp_path}/r.yaml:9:16: controllers.bad.options.login.token: "
+        "credential absent was not handed in: write LoadCredential=absent:"
+    )
+    assert found.problems == ()
+
+
+async def test_what_check_says_of_secrets(
+    tmp_path: Path, credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the unit each missing one is named where it is wanted; outside one line names all."""
+    found = prepared(tmp_path)
+    surveyed = await survey(found, {})
+    assert visible()
+    (line,) = unresolved(surveyed)
+    assert line.startswith(
+        f"{tmp_path}/bad/m.yaml:1:1: spec.token: credential absent was not handed in: write"
+    )
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    assert not visible()
+    (line,) = unresolved(surveyed)
+    told = "whether these credentials are there cannot be seen from here: absent, t;"
+    assert line == f"{told} $CREDENTIALS_DIRECTORY is set for the unit alone"
+    assert unresolved([]) == []
+
+
+def test_credentials_are_hidden_from_the_log(credentials: Path) -> None:
+    """Everything that was handed in is hidden, whoever reads it and however it gets there."""
+    redactor = Redactor()
+    hide(redactor)
+    assert redactor.redact("it says tok-Q7x9") == f"it says {REDACTED}"
+
+
+@attrs.frozen
+class Secretive:
+    """A spec with a secret."""
+
+    value: int = 0
+    token: Secret = attrs.field(factory=lambda: Secret("t"))
+
+
+async def test_a_missing_secret_holds_an_interrupted_operation(
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path
+) -> None:
+    """An operation whose pinned secret is gone is held with that reason, at its first attempt."""
+    script = Actor()
+    script.looks = [UNKNOWN]
+    identity = await leave(tmp_path)
+    shutil.rmtree(credentials)
+    async with revived(tmp_path, script) as made:
+        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
+        await made.settle()
+        hold = held(made)
+        assert hold.reason.startswith(
+            "a secret of its pinned spec is missing: credential t was not handed in: write Load"
+        )
+        assert not hold.by_cap
+        assert script.of("a") == ["observe", "recover"]
+        assert made.host.operations.log.find(identity) is not None
+
+
+@pytest.mark.parametrize("looks", [UNKNOWN, DIFFERENT])
+async def test_what_needs_no_secret_is_settled_without(
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path, looks: object
+) -> None:
+    """A decision that runs nothing more is carried out, whatever the pinned spec refers to."""
+    script = Actor()
+    script.looks, script.word = [looks], Complete("its program has said so")
+    identity = await leave(tmp_path)
+    shutil.rmtree(credentials)
+    async with revived(tmp_path, script) as made:
+        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
+        await made.settle()
+        assert await ending_of(made, identity) is Ending.COMPLETED
+
+
+async def test_an_answer_to_wait_does_not_wait_for_a_secret(
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path
+) -> None:
+    """A recover() that wants to be asked again is not, while only a restart could help."""
+    script = Actor()
+    script.looks, script.word = [UNKNOWN], Wait(5.0, "no route")
+    await leave(tmp_path)
+    shutil.rmtree(credentials)
+    async with revived(tmp_path, script) as made:
+        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
+        await made.settle()
+        assert "a secret of its pinned spec is missing" in held(made).reason
+
+
+async def test_with_the_secret_back_a_person_lets_it_go_on(
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path
+) -> None:
+    """Held for its secret, an operation goes on by a person's word once the secret is there."""
+    script = Actor()
+    script.looks, script.acts["a"] = [DIFFERENT], operate("one")
+    identity = await leave(tmp_path)
+    (credentials / "t").rename(credentials / "gone")
+    async with revived(tmp_path, script) as made:
+        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
+        await made.settle()
+        assert held(made)
+        (credentials / "gone").rename(credentials / "t")
+        await made.host.operations.log.resolve(identity, Resolution.FORWARD, who="me", why="back")
+        made.wish("a")
+        await made.settle()
+        assert await ending_of(made, identity) is Ending.DONE
+        assert made.host.store.fingerprint(key("a")) is not None
