@@ -359,6 +359,8 @@ async def test_only_a_managed_daemon_delays(
         outside = Outside.taken(environ)
         outside.begin(made.host, commands, lambda name, *_: served.append(name))
         assert ("shutdown lock" in served) is managed
+        if outside.notifier._socket is not None:
+            outside.notifier._socket.close()
 
 
 async def test_its_end_lets_go(
