@@ -165,6 +165,14 @@ def test_the_limit_covers_the_budget_and_ten_percent() -> None:
     assert only(attrs.evolve(GOOD, timeout_stop=338.7)).grade is Grade.FAULT
 
 
+def test_a_shutdown_waits_a_second_longer_than_the_drain() -> None:
+    """The lock is given back a second before logind would stop waiting: that is not drain."""
+    assert compare(attrs.evolve(GOOD, inhibit_delay=21.0), LIMITS) == ()
+    finding = only(attrs.evolve(GOOD, inhibit_delay=20.5))
+    assert finding.remedy is not None
+    assert finding.remedy.text == "[Login]\nInhibitDelayMaxSec=21s\n"
+
+
 def test_short_budgets_get_short_limits() -> None:
     """What is to be set covers the reaper as well, and is rounded to 5 s where it is short."""
     limits = StopLimits(drain=1.0, critical=6.0, cleanup=0.5)
