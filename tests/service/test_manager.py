@@ -72,7 +72,7 @@ def gone(connection: socket.socket) -> None:
     """Greets, and hangs up."""
     polite(connection)
     connection.recv(1024)
-    connection.close()
+    connection.shutdown(socket.SHUT_WR)
 
 
 def garbage(connection: socket.socket) -> None:
