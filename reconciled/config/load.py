@@ -69,6 +69,10 @@ def load(path: Path, environ: Mapping[str, str]) -> Loaded:
 
     Raises Invalid, with every problem found.
     """
+    if not path.is_absolute():
+        # Only the variable gives such a path: one that a person writes starts where he is.
+        message = f"is {str(path.parent)!r}: write an absolute path, or unset it"
+        raise Invalid([Problem(Origin("$CONFIGURATION_DIRECTORY"), message)])
     loading = _Loading(environ)
     main = loading.read(path)
     if main is not None:
@@ -127,8 +131,7 @@ class _Loading:
         try:
             data = read_trusted(path)
         except OSError as exc:
-            message = f"cannot be read: {exc.strerror or exc}"
-            self.problems.append(Problem(Origin(name), message))
+            self.problems.append(Problem(Origin(name), f"cannot be read: {_why(exc, 'g+r')}"))
             return None
         except ValueError as exc:
             self.problems.append(Problem(Origin(name), str(exc)))
@@ -159,8 +162,7 @@ class _Loading:
         for index, pattern in enumerate(patterns):
             whole = os.path.join(glob.escape(str(main.base)), pattern)  # noqa: PTH118 - a pattern
             matches = {Path(os.path.normpath(match)) for match in glob.glob(whole)}  # noqa: PTH207 - Path.glob takes no absolute pattern
-            if not matches and not glob.has_magic(pattern):
-                message = f"{pattern} does not exist: create it, or remove it here"
+            if not matches and (message := _not_matched(main.base, pattern)):
                 self.problems.append(main.positions.problem(("include", index), message))
             found |= matches
         return sorted(found - {main.path})
@@ -238,11 +240,10 @@ class _Loading:
     def _state(self, path: Path, written: Path | None) -> Path | None:
         if written is not None:
             return written
-        directory = self.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-        if directory:
-            return Path(directory)
+        if (directory := self._given("STATE_DIRECTORY")) is not None:
+            return directory
         misspelt = any(guess(key, ("state",)) for file in self.files for key in file.data)
-        if not misspelt and not self.unread:
+        if not misspelt and not self.unread and "STATE_DIRECTORY" not in self.environ:
             message = (
                 "state is missing, and $STATE_DIRECTORY is not set: add state: /var/lib/reconciled"
             )
@@ -250,21 +251,65 @@ class _Loading:
         return None
 
     def _default_socket(self, state: Path) -> Path:
-        runtime = self.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-        return (Path(runtime) if runtime else state) / "control.sock"
+        return (self._given("RUNTIME_DIRECTORY") or state) / "control.sock"
+
+    def _given(self, variable: str) -> Path | None:
+        """The first of the directories in *variable*, as the service manager sets it."""
+        written = self.environ.get(variable)
+        first = (written or "").partition(":")[0]
+        if written is None or first.startswith("/"):
+            return Path(first) if first else None
+        message = f"is {written!r}: write an absolute path, or unset it"
+        self.problems.append(Problem(Origin(f"${variable}"), message))
+        return None
 
     def _check_directories(self, plugins: PluginsConfig | None) -> None:
         for index, directory in enumerate(plugins.directories if plugins else ()):
             file = next(file for file in self.files if "plugins" in file.data)
             path: Steps = ("plugins", "directories", index)
             try:
+                os.scandir(directory).close()
                 reason = distrust(directory, directory.stat())
+            except PermissionError as exc:
+                reason = f"{directory} cannot be listed: {_why(exc, 'g+rx')}"
             except OSError as exc:
                 message = f"{directory} cannot be used: {exc.strerror}"
                 self.warnings.append(file.positions.problem(path, message))
                 continue
             if reason is not None:
                 self.problems.append(file.positions.problem(path, reason))
+
+
+def _why(error: OSError, mode: str) -> str:
+    """What went wrong; *mode* is what would let the daemon's user in."""
+    if not isinstance(error, PermissionError):
+        return str(error.strerror or error)
+    return (
+        f"{error.strerror} for the user with the number {os.geteuid()}:"
+        f" chgrp it to a group of that user, and chmod {mode}"
+    )
+
+
+def _not_matched(base: Path, pattern: str) -> str:
+    """Why *pattern* must not stay without a match; empty: it may.
+
+    A directory that is there and cannot be listed is not an empty one: what controllers it has
+    would be taken for removed.
+    """
+    directory = base
+    for part in Path(pattern).parts[:-1]:
+        if glob.has_magic(part):
+            break
+        directory /= part
+    try:
+        os.scandir(directory).close()
+    except PermissionError as exc:
+        return f"{directory} cannot be listed: {_why(exc, 'g+rx')}"
+    except OSError:
+        pass  # it is not there
+    if glob.has_magic(pattern):
+        return ""
+    return f"{pattern} does not exist: create it, or remove it here"
 
 
 def _resolved(value: Any, base: Path) -> Any:

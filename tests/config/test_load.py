@@ -295,6 +295,43 @@ def test_state(tmp_path: Path) -> None:
     assert "did you mean state?" in message
 
 
+@pytest.mark.parametrize("value", ["", "state", "./x:/y", ":/y"])
+def test_a_directory_of_the_manager_is_absolute(tmp_path: Path, value: str) -> None:
+    """A variable that names no absolute path is refused where it counts, and by its name."""
+    text = MINIMAL.replace("state: /var/lib/x", "")
+    (message,) = problems(tmp_path, text, {"STATE_DIRECTORY": value})
+    assert message == f"$STATE_DIRECTORY:1:1: is {value!r}: write an absolute path, or unset it"
+    (message,) = problems(tmp_path, MINIMAL, {"RUNTIME_DIRECTORY": value})
+    assert message == f"$RUNTIME_DIRECTORY:1:1: is {value!r}: write an absolute path, or unset it"
+    # What is written in the file needs neither.
+    written = MINIMAL + "control: {socket: /x}\n"
+    config(tmp_path, written, {"STATE_DIRECTORY": value, "RUNTIME_DIRECTORY": value})
+
+
+def test_the_configuration_of_a_relative_directory_is_refused() -> None:
+    """$CONFIGURATION_DIRECTORY that is no absolute path is told, and nothing is read."""
+    path = find_config(None, {"CONFIGURATION_DIRECTORY": "conf:/etc"})
+    with pytest.raises(Invalid, match=r"\$CONFIGURATION_DIRECTORY:1:1: is 'conf': write an abs"):
+        load(path, {})
+
+
+def test_what_may_not_be_listed_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is there and may not be listed is a problem: it is not without files."""
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "plugins").mkdir()
+    monkeypatch.setattr(os, "scandir", _denied)
+    included, plugins = problems(tmp_path, "plugins: {directories: [plugins]}\n" + MINIMAL)
+    assert f"include[0]: {tmp_path}/conf.d cannot be listed: Permission denied for" in included
+    assert plugins.startswith("c.yaml:1:25: plugins.directories[0]: ")
+    assert plugins.endswith("and chmod g+rx")
+
+
+def _denied(path: Path) -> None:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
 def test_relative_paths_start_at_their_file(tmp_path: Path) -> None:
     """State and socket may be relative, and never depend on where the daemon was started."""
     text = MINIMAL.replace("/var/lib/x", "../state") + "control: {socket: run/s}\n"
