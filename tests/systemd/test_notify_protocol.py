@@ -1,0 +1,189 @@
+"""What a real manager makes of what the daemon tells it: start, status, stop, and time for it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import subprocess
+import time
+from collections.abc import Iterator
+
+from box import Box
+from installed import STATE, Service, wait_until
+
+# Longer than any test lets a critical operation run.
+STOP = {"drain": "500ms", "critical": "12s", "cleanup": "500ms"}
+
+
+def status(service: Service) -> str:
+    return service.property("StatusText")
+
+
+def wait_for_status(service: Service, text: str) -> None:
+    try:
+        wait_until(lambda: status(service).startswith(text), f"status {text!r}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is {status(service)!r}\n{service.text()}") from None
+
+
+def answers(service: Service) -> bool:
+    """Whether the manager can be asked."""
+    return service.systemctl("is-system-running", check=False).stdout.strip() != ""
+
+
+@contextlib.contextmanager
+def held(box: Box) -> Iterator[None]:
+    """The state directory is held by somebody else."""
+    with (box.root / STATE.lstrip("/") / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def used(service: Service) -> None:
+    """A service that has been started and stopped once, so that its state directory is there."""
+    service.configure(STOP)
+    service.start()
+    service.stop()
+
+
+def holding(service: Service, seconds: float, **stop: str) -> None:
+    """A service in the midst of a critical operation of so many seconds."""
+    service.configure(STOP | stop)
+    service.declare("h", kind="Probe", do="critical", seconds=seconds, budget="10s")
+    service.start()
+    service.wait_for("probe.critical")
+
+
+def ended(process: subprocess.Popen[str], within: float = 15.0) -> int:
+    """The exit code of a systemctl that was not waited for."""
+    process.communicate(timeout=within)
+    return process.returncode
+
+
+# -- the start ---------------------------------------------------------------------------------
+
+
+def test_start_waits_for_ready_and_has_its_time(service: Service) -> None:
+    """``systemctl start`` is back when the daemon is ready, be it after TimeoutStartSec."""
+    used(service)
+    service.drop_in("[Service]\nTimeoutStartSec=3s\n")
+    with held(service.box):
+        began = time.monotonic()
+        starting = service.begin("start")
+        wait_for_status(service, "starting: opening the journal")
+        time.sleep(3.2)  # the time itself is what this is about
+        assert service.property("ActiveState") == "activating"
+        assert starting.poll() is None
+    assert ended(starting) == 0
+    assert time.monotonic() - began >= 3.2
+    assert service.property("ActiveState") == "active"
+    assert service.all("daemon.ready")
+    wait_for_status(service, "ready: 0 keys, 0 running, 0 held")
+
+
+def test_a_start_that_hangs_is_ended_by_its_limit(service: Service) -> None:
+    """Nobody asks for time while the start does not get on: TimeoutStartSec ends it."""
+    service.configure(STOP)
+    service.file("plugins/probe.py", "import time\ntime.sleep(600)\n")
+    service.drop_in("[Service]\nTimeoutStartSec=2s\nRestart=no\n")
+    began = time.monotonic()
+    assert service.start(check=False).returncode != 0
+    assert 1.5 <= time.monotonic() - began <= 5
+    assert service.property("Result") == "timeout"
+
+
+# -- the status --------------------------------------------------------------------------------
+
+
+def test_each_stage_has_its_status(service: Service) -> None:
+    """``systemctl status`` tells what the daemon does: ready, reloading, draining, stopping."""
+    holding(service, 6, drain="1500ms")
+    wait_for_status(service, "ready: 1 key, 1 running, 0 held")
+    service.declare("y", kind="Probe", do="sleep", seconds=600)
+    service.wait_for("probe.began", key="c/y")
+    configuration = service.box.read("/etc/reconciled/reconciled.yaml")
+    service.file("reconciled.yaml", "no: [such thing\n")
+    assert service.reload(check=False).returncode != 0
+    wait_for_status(service, "ready: 2 keys, 2 running, 0 held; the last reload failed")
+    assert service.show("ActiveState", "SubState") == {
+        "ActiveState": "active",
+        "SubState": "running",
+    }
+    service.file("reconciled.yaml", configuration)
+    service.reload()
+    assert "failed" not in status(service)
+    stopping = service.begin("stop")
+    wait_for_status(service, "draining: waits for reconcile c/y, ")
+    assert "; critical: hold of c/h, " in status(service)
+    wait_for_status(service, "stopping: critical: hold of c/h, ")
+    assert ended(stopping) == 0
+
+
+# -- the stop ------------------------------------------------------------------------------------
+
+
+def test_a_stop_has_more_time_than_the_unit_gives(service: Service) -> None:
+    """A critical operation that needs longer than TimeoutStopSec gets to its end all the same."""
+    service.drop_in("[Service]\nTimeoutStopSec=1s\n")
+    holding(service, 4)
+    began = time.monotonic()
+    service.stop()
+    assert 2 <= time.monotonic() - began <= 6
+    assert service.all("probe.finished")
+    assert service.show("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
+
+
+def test_a_manager_that_reads_its_units_anew_kills_nothing(service: Service) -> None:
+    """daemon-reload and daemon-reexec in mid-drain forget every extension: the unit covers it."""
+    holding(service, 5)
+    stopping = service.begin("stop")
+    wait_for_status(service, "stopping: critical")
+    service.systemctl("daemon-reload")
+    service.systemctl("daemon-reexec", check=False)
+    wait_until(lambda: answers(service), "the manager")
+    assert service.property("ActiveState") == "deactivating"
+    service.wait_for_state("inactive")
+    assert service.all("probe.finished")
+    assert service.show("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
+    stopping.communicate()  # a reexec ends it early: it proves nothing about the unit
+
+
+def test_a_second_stop_joins_the_first(service: Service) -> None:
+    """A second ``systemctl stop`` ends with the first, and brings no impatience into it."""
+    holding(service, 3)
+    stops = [service.begin("stop")]
+    wait_for_status(service, "stopping: critical")
+    stops.append(service.begin("stop"))
+    assert [ended(stop) for stop in stops] == [0, 0]
+    assert service.all("probe.finished")
+    assert len(service.all("stop.began")) == 1
+    assert service.property("Result") == "success"
+
+
+def test_a_restart_during_a_stop_waits_for_it(service: Service) -> None:
+    """``systemctl restart`` in mid-drain starts the next daemon when the first one has ended."""
+    holding(service, 3)
+    first = service.property("MainPID")
+    stopping = service.begin("stop")
+    wait_for_status(service, "stopping: critical")
+    service.withdraw("h")
+    service.restart()
+    stopping.communicate()
+    assert service.property("ActiveState") == "active"
+    assert service.property("MainPID") not in ("0", first)
+    events = [entry.event for entry in service.entries()]
+    assert events.index("probe.finished") < events.index("daemon.ready", events.index("stop.began"))
+
+
+def test_a_start_during_a_stop_follows_it(service: Service) -> None:
+    """``systemctl start`` in mid-drain takes nothing back: the next daemon starts afterwards."""
+    holding(service, 3)
+    first = service.property("MainPID")
+    stopping = service.begin("stop")
+    wait_for_status(service, "stopping: critical")
+    service.withdraw("h")
+    service.start()
+    stopping.communicate()
+    assert service.property("MainPID") not in ("0", first)
+    assert len(service.all("probe.finished")) == 1
+    assert len(service.all("daemon.ready")) == 2

@@ -1,0 +1,80 @@
+"""Who ends a daemon that hangs: the manager while it runs, the daemon itself while it stops."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from installed import Service, wait_until
+
+STOP = {"drain": "500ms", "critical": "6s", "cleanup": "500ms"}
+
+
+def hang(service: Service) -> None:
+    """Have the loop of the running daemon hang."""
+    service.declare("stuck", kind="Probe", do="block", seconds=600)
+    service.wait_for("probe.began", key="c/stuck")
+
+
+def test_a_hang_is_ended_by_the_manager_with_all_stacks(service: Service) -> None:
+    """A loop that hangs falls silent: SIGABRT, the culprit's stack in the journal, a new start."""
+    service.drop_in("[Service]\nWatchdogSec=2s\n")
+    service.configure(STOP)
+    service.start()
+    first = service.property("MainPID")
+    began = time.monotonic()
+    hang(service)
+    service.withdraw("stuck")
+    wait_until(lambda: service.property("NRestarts") == "1", "a restart")
+    # The manager alone: neither the last resort (R10) nor the limit of a stop.
+    assert 1.0 <= time.monotonic() - began <= 8
+    service.wait_for_state("running")
+    told = service.text()
+    assert "Watchdog timeout (limit 2s)!" in told
+    assert "Failed with result 'watchdog'" in told
+    assert 'probe.py", line' in told
+    assert "in block" in told
+    # The loop's stack stands beside those of all other threads.
+    assert told.count("most recent call first") >= 2
+    assert service.property("MainPID") not in ("0", first)
+    assert service.all("stop.hung") == []
+
+
+def test_a_hang_while_stopping_is_ended_from_inside(service: Service) -> None:
+    """The manager's watchdog is off in a stop: the last resort ends it, far from TimeoutStopSec."""
+    service.drop_in("[Service]\nWatchdogSec=30s\n")
+    service.configure({"drain": "20s", "critical": "5m", "cleanup": "5s"})
+    service.start()
+    hang(service)
+    began = time.monotonic()
+    service.stop()
+    assert 4.5 <= time.monotonic() - began <= 8
+    assert service.show("Result", "ExecMainStatus") == {
+        "Result": "exit-code",
+        "ExecMainStatus": "70",
+    }
+    (hung,) = service.all("stop.hung")
+    assert "in block" in hung.fields["where"]
+
+
+def test_a_busy_machine_is_no_hang(service: Service) -> None:
+    """Under twice the load that the machine can take, the heartbeat comes in time."""
+    service.drop_in("[Service]\nWatchdogSec=3s\n")
+    service.configure(STOP)
+    for number in range(5):
+        service.declare(f"k{number}", check=["/bin/false"], apply=["/bin/true"])
+    service.start()
+    first = service.property("MainPID")
+    count = 2 * (os.cpu_count() or 1)
+    fed = int(service.property("WatchdogTimestampMonotonic"))
+    spin = ("timeout", "12", "sh", "-c", "while :; do :; done")
+    for load in [service.box.begin(*spin) for _ in range(count)]:
+        load.communicate()
+    assert service.show("MainPID", "NRestarts", "ActiveState") == {
+        "MainPID": first,
+        "NRestarts": "0",
+        "ActiveState": "active",
+    }
+    assert int(service.property("WatchdogTimestampMonotonic")) - fed > 10_000_000
+    assert "Watchdog" not in service.text()
+    assert service.all("loop.blocked") == []
