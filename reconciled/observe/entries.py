@@ -33,7 +33,7 @@ _NO_NAME = re.compile("[^A-Z0-9_]")
 _LONGEST, _LONGEST_WHY = 200, 1000
 _WHY = ("reason", "error")
 # A line for each of them: to be copied, or to be read as a list.
-_BELOW = ("evidence", "where", "settle")
+_BELOW = ("evidence", "where", "settle", "report", "look_at")
 # Told by the message in a way of its own, or by another field of it.
 _TOLD = frozenset({"key", *_WHY, *_BELOW, "traceback", "errno"})
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode

@@ -160,6 +160,8 @@ class Ending:
         }
         if reason := "; ".join(filter(None, (stopreport.verdict(code), trouble))):
             fields["reason"] = reason
+        if code != CLEAN and report.operations:
+            fields["look_at"] = "reconciled journal list   # what the next start recovers"
         level = "info" if code == CLEAN else "error"
         if hung:
             host.logs.last_words(level, "stop.ended", **fields)
@@ -181,6 +183,5 @@ class Ending:
                 "operation.cut",
                 key=cut.key or cut.owner,
                 operation=ids.get(cut.key),
-                name=cut.section,
-                reason=f"{cut}: the next start recovers it",
+                reason=str(cut),
             )

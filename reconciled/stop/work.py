@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from reconciled.stop.stop import Stop
 
 DEFAULT_CLEANUP = 5.0  # seconds, where no Work is around (a plugin's own unit tests)
+OWN = "its own budget"
 
 
 class Overrun(Exception):
@@ -66,10 +67,9 @@ class Cut:
     def __str__(self) -> str:
         # Its milliseconds say how fast the loop was, and nothing about the section.
         after = round(self.after, 1) if self.after >= 1 else self.after
-        return (
-            f"{self.section} was cut off after {format_duration(after)}"
-            f" by {self.by} (budget {format_duration(self.budget)})"
-        )
+        budget = format_duration(self.budget)
+        whose = f"{self.by} of {budget}" if self.by == OWN else f"{self.by} (budget {budget})"
+        return f"{self.section} was cut off after {format_duration(after)} by {whose}"
 
 
 @attrs.define(eq=False)
@@ -262,7 +262,7 @@ class Work:
             return "the hard limit of the stop"
         if section.deadline < section.opened_at + section.budget:
             return "the section around it"
-        return "its own budget"
+        return OWN
 
     @asynccontextmanager
     async def cleanup(self, name: str) -> AsyncIterator[bool]:

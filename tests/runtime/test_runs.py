@@ -356,7 +356,7 @@ async def test_an_overrun_is_a_failure_with_its_reason(
         made.declare(thing("a"))
         await trio.sleep(3.1)
         assert made.controller.statuses[key("a")].reason == (
-            "Overrun: write was cut off after 3s by its own budget (budget 3s)"
+            "Overrun: write was cut off after 3s by its own budget of 3s"
         )
         assert made.lines("operation.interrupted")[0]["name"] == "write"
         assert [record.name for record in made.host.operations.log.open()] == ["write"]

@@ -82,7 +82,7 @@ async def test_the_budget_counts_from_entry(autojump_clock: MockClock) -> None:
                     stop.begin("SIGTERM")
                     await trio.sleep_forever()
             assert trio.current_time() == began + 20
-    assert str(overrun.value) == "write was cut off after 20s by its own budget (budget 20s)"
+    assert str(overrun.value) == "write was cut off after 20s by its own budget of 20s"
 
 
 async def test_who_cut_it_is_told(autojump_clock: MockClock) -> None:

@@ -1,0 +1,245 @@
+"""The daemon's log in a real journal: what can be looked for, what a person reads, what is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from box import Box
+from installed import Service, wait_until
+
+CATALOG = Path(__file__).resolve().parents[2] / "systemd/reconciled.catalog"
+GOLDEN = Path(__file__).with_name("golden") / "bad_stop.txt"
+LARGE = 3_000_000
+# More than what daemon and kernel keep for a journal that does not read.
+FLOOD, WIDTH = 3000, 1000
+
+# A plugin that says much: what the probe has no need for.
+TALKER = f"""\
+import attrs, trio
+from pathlib import Path
+from reconciled.api import Reconciler, done
+
+
+@attrs.frozen
+class Talk:
+    do: str = "large"
+    beats: str = ""
+
+
+class Talker(Reconciler[Talk]):
+    async def reconcile(self, request):
+        return await getattr(self, request.spec.do)(request)
+
+    async def large(self, request):
+        request.log.info("talk.large", parts=[["x" * 4000] * 50] * {LARGE // 200_000})
+        return done()
+
+    async def flood(self, request):
+        \"\"\"Begins to flood when it is asked to, and notes in a file that the loop turns.\"\"\"
+        beats, go = Path(request.spec.beats), Path(request.spec.beats + ".go")
+        while not go.exists():
+            await trio.sleep(0.01)
+        for number in range({FLOOD}):
+            request.log.info("talk.flood", number=number, padding="x" * {WIDTH})
+            if number % 100 == 0:
+                await trio.sleep(0)
+        while True:
+            beats.write_text(str(trio.current_time()))
+            await trio.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def talker(service: Service) -> Service:
+    """The service with the plugin above as controller ``c``."""
+    service.file("plugins/talker.py", TALKER)
+    watch = [{"directory": "resources"}]
+    service.configure(controllers={"c": {"reconciler": "talker:Talker", "watch": watch}})
+    return service
+
+
+def asked(service: Service, *words: str) -> str:
+    """What journalctl shows of the run of the service; words are options, and fields to fit."""
+    run = service.property("InvocationID")
+    return service.box.run("journalctl", f"_SYSTEMD_INVOCATION_ID={run}", *words).stdout
+
+
+def fields_of(service: Service, *words: str) -> list[dict[str, Any]]:
+    """The entries of it, with all their fields."""
+    told = asked(service, "-o", "json", "--all", *words)
+    return [json.loads(line) for line in told.splitlines()]
+
+
+# -- what can be looked for -----------------------------------------------------------------------
+
+
+def test_an_operation_can_be_looked_for(service: Service) -> None:
+    """By its id, key, kind or priority: the journal itself finds the lines of one operation."""
+    service.configure(log={"level": "debug"})
+    service.declare("site", apply=["true"])
+    service.declare("shop", apply=["false"])
+    service.start()
+    begun = service.wait_for("operation.begun", key="x/site").fields["operation"]
+    service.wait_for("reconcile.done", key="x/site")
+    service.wait_for("reconcile.failed", key="x/shop")
+    told = fields_of(service, f"RECONCILED_OPERATION={begun}")
+    assert {entry["RECONCILED_KEY"] for entry in told} == {"x/site"}
+    keys = service.box.run("journalctl", "-F", "RECONCILED_KEY").stdout.split()
+    assert {"x/site", "x/shop"} <= set(keys)
+    bad = fields_of(service, "-p", "warning", "SYSLOG_IDENTIFIER=reconciled")
+    assert {entry["PRIORITY"] for entry in bad} <= {"4", "3", "2"}
+    assert "reconcile.failed" in {entry["RECONCILED_EVENT"] for entry in bad}
+    service.stop()
+
+
+def test_the_catalog_explains_an_entry(service: Service) -> None:
+    """``journalctl -x`` shows what happened, with the entry's own fields, and what to type."""
+    service.box.write("/usr/local/lib/systemd/catalog/reconciled.catalog", CATALOG.read_text())
+    service.box.run("journalctl", "--update-catalog")
+    service.configure()
+    service.declare("slow", kind="Probe", do="critical", seconds=60.0, budget="300ms")
+    service.start()
+    cut = service.wait_for("operation.interrupted", key="c/slow")
+    shown = asked(service, "-x", f"RECONCILED_OPERATION={cut.fields['operation']}")
+    assert "Subject: An operation was interrupted" in shown
+    assert f"reconciled journal show {cut.fields['operation']}" in shown
+    assert "RECONCILED_" not in shown.replace("RECONCILED_OPERATION=", "")
+    service.stop()
+
+
+def test_a_traceback_keeps_its_lines(service: Service) -> None:
+    """A traceback is one entry: a field of several lines, and readable below its message."""
+    service.configure(log={"level": "debug"})
+    service.declare("bad", kind="Probe", do="crash")
+    service.start()
+    service.wait_for("plugin.traceback", key="c/bad")
+    entry = fields_of(service, "RECONCILED_EVENT=plugin.traceback")[0]
+    rows = entry["TRACEBACK"].splitlines()
+    assert rows[0] == "Traceback (most recent call last):"
+    assert rows[-1] == "ValueError: no such thing"
+    shown = asked(service, "-o", "cat", "RECONCILED_EVENT=plugin.traceback")
+    assert re.search(r'^  +File ".*probe.py", line \d+, in crash$', shown, re.MULTILINE)
+    service.stop()
+
+
+def test_three_megabytes_are_one_entry(talker: Service) -> None:
+    """What is larger than a datagram arrives whole, in one entry, with a message of one line."""
+    talker.declare("all", kind="Talk")
+    talker.start()
+    talker.wait_for("talk.large", key="c/all")
+    (entry,) = fields_of(talker, "RECONCILED_EVENT=talk.large")
+    assert len(entry["RECONCILED_PARTS"]) > LARGE
+    assert json.loads(entry["RECONCILED_PARTS"])[-1][-1] == "x" * 4000
+    assert len(entry["MESSAGE"]) < 300
+    talker.stop()
+
+
+# -- a journal that stands still ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def standing_still(box: Box) -> Iterator[None]:
+    """The journal's process gets no processor."""
+    pid = box.run("systemctl", "show", "-P", "MainPID", "systemd-journald").stdout.strip()
+    box.run("kill", "-STOP", pid)
+    try:
+        yield
+    finally:
+        box.run("kill", "-CONT", pid)
+
+
+def test_a_journal_that_stands_still_holds_up_nothing(talker: Service) -> None:
+    """The loop turns, what does not fit is dropped and counted, and the count stands in place."""
+    beats = "/var/lib/reconciled/beats"
+    talker.declare("all", kind="Talk", do="flood", beats=beats)
+    talker.start()
+    talker.wait_for("daemon.ready")
+    with standing_still(talker.box):
+        talker.box.write(f"{beats}.go", "")
+        file = talker.box.root / beats.lstrip("/")
+        wait_until(file.exists, "the end of the flood")
+        for _ in range(10):
+            seen = file.read_text()
+            wait_until(lambda seen=seen: file.read_text() not in ("", seen), "a turn of the loop")
+        assert fields_of(talker, "RECONCILED_EVENT=talk.flood") == []
+    dropped = int(talker.wait_for("log.dropped").fields["count"])
+    told = fields_of(talker, "RECONCILED_EVENT=talk.flood")
+    numbers = [int(entry["RECONCILED_NUMBER"]) for entry in told]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) + dropped == FLOOD
+    # At the place where they are missing: right after the last one that came.
+    events = [entry.event for entry in talker.entries()]
+    assert events.index("log.dropped") == len(events) - 1 - events[::-1].index("talk.flood") + 1
+    talker.stop()
+
+
+def test_a_journal_that_was_stopped_gets_what_it_missed(own_box: Box) -> None:
+    """Journal and sockets are stopped and started: not a line of the time between is lost."""
+    service = Service(own_box)
+    service.clean()
+    service.configure()
+    service.declare("one", apply=["true"])
+    service.start()
+    service.wait_for("reconcile.done", key="x/one")
+    units = [f"systemd-journald{each}" for each in (".socket", "-dev-log.socket", ".service")]
+    own_box.run("systemctl", "stop", *units, "systemd-journald-audit.socket", check=False)
+    states = own_box.run("systemctl", "is-active", *units, check=False).stdout.split()
+    assert set(states) == {"inactive"}
+    service.declare("two", apply=[service.script("two", "touch $STATE_DIRECTORY/two")])
+    wait_until((own_box.root / "var/lib/reconciled/two").exists, "work without a journal")
+    own_box.run("systemctl", "start", *units)
+    service.wait_for("reconcile.done", key="x/two")
+    service.stop()
+    assert service.property("Result") == "success"
+    assert service.all("stop.ended")
+    assert not service.all("log.dropped")
+
+
+# -- what a person reads -------------------------------------------------------------------------
+
+
+def normalised(text: str) -> list[str]:
+    """Lines as `journalctl` shows them, without what differs from run to run."""
+    for form, instead in (
+        (r"^\w{3} +\d+ [\d:]+ \S+ ", ""),  # time and machine
+        (r"^ +", "    "),  # as wide as these
+        (r"\[\d+\]:", "[PID]:"),
+        (r"\bpid([= ])\d+", r"pid\1PID"),
+        (r"\bsession=\d+", "session=PID"),
+        (r"\b01[0-9A-Z]{24}\b", "01OPERATION000000000000000"),
+        (r"(duration_s|failures|run)=[\d.]+", r"\1=N"),
+        (r"cut off after [\d.a-z]+ by", "cut off after 3s by"),
+    ):
+        text = re.sub(form, instead, text, flags=re.MULTILINE)
+    return text.splitlines()
+
+
+def test_a_bad_stop_can_be_read(service: Service) -> None:
+    """One screen of ``journalctl -u`` tells what was cut, interrupted and left, and what to do."""
+    service.configure({"drain": "300ms", "critical": "3s", "cleanup": "500ms"})
+    hang = "trap '' TERM\ntouch $STATE_DIRECTORY/hangs\nsleep 60 & wait; wait"
+    leak = "setsid sleep 60 &\ntouch $STATE_DIRECTORY/leaks\nsleep 60"
+    service.declare("database", apply=[service.script("hang", hang)], critical={"budget": "3s"})
+    service.declare("mirror", apply=[service.script("leak", leak)])
+    service.start()
+    for name in ("hangs", "leaks"):
+        wait_until((service.box.root / f"var/lib/reconciled/{name}").exists, f"what {name}")
+    # Said at any time after the start: not in the midst of the stop.
+    for event in ("unit.fits", "shutdown.lock_held"):
+        service.wait_for(event)
+    run = service.property("InvocationID")
+    service.stop(check=False)
+    of_run = (f"INVOCATION_ID={run}", "+", f"_SYSTEMD_INVOCATION_ID={run}")
+    shown = service.box.run("journalctl", *of_run).stdout
+    golden = GOLDEN.read_text().splitlines()
+    told = normalised(shown)[-len(golden) :]
+    # Their order is not all ours: the manager, the daemon and the kernel speak at once.
+    assert sorted(told) == sorted(golden), shown
+    assert len(golden) <= 24
+    assert max(map(len, golden)) <= 170
