@@ -209,7 +209,8 @@ class Recovery:
 
     async def _close(self, request: Run, ending: Ending, reason: str) -> Result:
         async with self.work.cleanup("outcome of a recovery"):
-            await self._journal.end(self.record.id, ending, note=reason)
+            note = self._host.logs.redactor.redact(reason)
+            await self._journal.end(self.record.id, ending, note=note)
             await self._host.operations.close_files(self.record.id)
             if ending is Ending.COMPLETED and not self.record.undoes:
                 await self._remember(request)
@@ -300,10 +301,11 @@ class Recovery:
         )
         async with self.work.cleanup("hold"):
             code = "cap" if hold.by_cap else "decision"
-            evidence, context = hold.evidence, self.context()
+            # Words of plugins and programs: a secret in them would stay in the store.
+            reason, evidence = map(self._host.logs.redactor.redact, (hold.reason, hold.evidence))
             await self._journal.hold(
                 record.id,
-                records.Hold(hold.reason, code, evidence, time.time(), hold.by_cap, context),
+                records.Hold(reason, code, evidence, time.time(), hold.by_cap, self.context()),
             )
         self.log.error(
             "operation.held",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-from lives import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, revived
+from lives import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, past_of, revived
 from rig import key
 from trio.testing import MockClock
 
-from reconciled.api import Complete, Secret, Wait
+from reconciled.api import Complete, Decision, Hold, Secret, Wait
 from reconciled.config.load import load
 from reconciled.journal.records import Ending, Resolution
 from reconciled.observe.redaction import REDACTED, Redactor
@@ -191,3 +191,25 @@ async def test_with_the_secret_back_a_person_lets_it_go_on(
         await made.settle()
         assert await ending_of(made, identity) is Ending.DONE
         assert made.host.store.fingerprint(key("a")) is not None
+
+
+@pytest.mark.parametrize(
+    "word", [Hold("it said tok-Q7x9", "tok-Q7x9 was seen"), Complete("it said tok-Q7x9")]
+)
+async def test_no_secret_is_noted_in_the_journal(
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path, word: Decision
+) -> None:
+    """What a plugin says about its operation is kept, and a secret in it is not."""
+    script = Actor()
+    script.word = word
+    identity = await leave(tmp_path)
+    async with revived(tmp_path, script) as made:
+        hide(made.host.logs.redactor)
+        await made.settle()
+        log = made.host.operations.log
+        record = log.find(identity) or await past_of(made, identity)
+        assert REDACTED in repr(record)
+        assert "tok-Q7x9" not in repr(record)
+    state = tmp_path / "state"
+    kept = [path.read_bytes() for path in state.rglob("*") if path.is_file()]
+    assert not any(b"tok-Q7x9" in data for data in kept)
