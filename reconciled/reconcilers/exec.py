@@ -125,7 +125,7 @@ class ExecReconciler(Reconciler[Exec]):
                 return done("applied")
             ended = await _check(request, request.spec.check)
         except ProgramFailed as failure:
-            return retry(str(failure))
+            return _failed(failure)
         if ended.code == _AS_DESIRED:
             return done("applied")
         return retry(f"still not as desired after apply: {ended}")
@@ -137,7 +137,7 @@ class ExecReconciler(Reconciler[Exec]):
         try:
             await _operate(request, "remove", request.spec.remove)
         except ProgramFailed as failure:
-            return retry(str(failure))
+            return _failed(failure)
         return done("removed")
 
     async def plan(self, request: Request[Exec]) -> list[Change]:
@@ -216,6 +216,17 @@ async def _as_desired(request: Request[Exec]) -> bool:
     if request.spec.check is None:
         return request.applied == request.fingerprint
     return (await _check(request, request.spec.check)).code == _AS_DESIRED
+
+
+def _failed(failure: ProgramFailed) -> Result:
+    """A retry. Raises *failure* where a signal ended the program, by the hand of the kernel, say.
+
+    Returned, that would count as a word of its own, and what is killed each time would be tried
+    again for ever instead of being held.
+    """
+    if failure.ended is not None and failure.ended.code is None:
+        raise failure
+    return retry(str(failure))
 
 
 async def _check(request: Request[Exec], argv: list[str]) -> Ended:

@@ -136,11 +136,21 @@ async def test_check_fails(tmp_path: Path, code: int) -> None:
 
 
 async def test_killed_check_is_no_answer(tmp_path: Path) -> None:
-    """A check that a signal ended answers neither yes nor no."""
+    """A check that a signal ended answers neither yes nor no: not a word of its own."""
     spec = Exec(check=script(tmp_path, "check", "kill -9 $$"), apply=script(tmp_path, "apply", ""))
     _, request = ask(tmp_path, spec)
-    assert (await ExecReconciler().reconcile(request)).outcome is Outcome.RETRY
+    with pytest.raises(ProgramFailed, match="check was ended by SIGKILL"):
+        await ExecReconciler().reconcile(request)
     assert runs(tmp_path) == ["check"]
+
+
+@pytest.mark.parametrize("action", ["reconcile", "remove"])
+async def test_a_killed_program_has_said_nothing(tmp_path: Path, action: str) -> None:
+    """A program that was killed, for memory say, is interrupted: no answer stands for its own."""
+    killed = script(tmp_path, "killed", "kill -9 $$")
+    _, request = ask(tmp_path, Exec(apply=killed, remove=killed))
+    with pytest.raises(ProgramFailed, match="killed was ended by SIGKILL"):
+        await getattr(ExecReconciler(), action)(request)
 
 
 async def test_apply_fails(tmp_path: Path) -> None:
