@@ -103,6 +103,9 @@ class World:
     ran: list[str] = attrs.field(factory=list)
     removed: list[str] = attrs.field(factory=list)
     going: set[str] = attrs.field(factory=set)
+    # What ties the next daemon to the outside; it listens only where a test says so.
+    outside: Outside = attrs.field(factory=lambda: Outside.taken({}))
+    listens: bool = False
     daemon: Daemon = attrs.field(init=False)
     code: int | None = attrs.field(default=None, init=False)
     code_of_once: int | None = attrs.field(default=None, init=False)
@@ -220,13 +223,15 @@ class World:
         loaded = load(self.config, {})
         logs = logs_to(self.root / "log", loaded.config.log.level)
         store = Store.open(self.state)
+        if self.listens:
+            self.outside.open(loaded.config, logs.log)
         self.daemon = Daemon(
             self.config,
             {},
             prepare(loaded.config),
             logs,
             Told(),
-            Outside.taken({}),
+            self.outside,
             store,
             DurableOperations.over(store),
             once=once,
@@ -248,4 +253,5 @@ class World:
             await ended.wait()
             if once:
                 self.code_of_once = _once_code(logs, self.daemon.counted)
+        self.outside.close()
         logs.close()

@@ -1,0 +1,330 @@
+"""The daemon's listeners over its life: what is kept, what a reload changes, what an end leaves."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import structlog
+import trio
+from household import World
+from rig import thing
+from trio.testing import MockClock
+
+from reconciled.api import Result, done
+from reconciled.config.model import Config, HttpConfig
+from reconciled.control.addresses import ListenRefused
+from reconciled.control.protocol import Answer
+from reconciled.runtime import reload
+from reconciled.runtime.listeners import Listeners
+from reconciled.runtime.verbs import Verbs
+from reconciled.service.notify import Notifier
+from reconciled.service.sockets import Inherited
+
+
+def free() -> int:
+    """A port that nobody uses."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+async def get(port: int, target: str = "/livez") -> str | None:
+    """The whole answer; None: nobody listens."""
+    try:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+    except OSError:
+        return None
+    async with stream:
+        await stream.send_all(f"GET {target} HTTP/1.0\r\n\r\n".encode())
+        return b"".join([part async for part in stream]).decode()
+
+
+async def hang(_: Any) -> Result:
+    await trio.sleep_forever()
+    return done()
+
+
+# -- at the start ------------------------------------------------------------------------------
+
+
+@attrs.define
+class Manager:
+    """A service manager: what it has heard since it was last asked."""
+
+    heard: socket.socket
+    notifier: Notifier
+
+    def said(self) -> list[str]:
+        """Verb, name and number of descriptors of each message."""
+        found = []
+        try:
+            while True:
+                data, fds, _, _ = socket.recv_fds(self.heard, 4096, 4)
+                for fd in fds:
+                    socket.socket(fileno=fd).close()
+                words = dict(line.split("=") for line in data.decode().splitlines())
+                verb = "store" if "FDSTORE" in words else "remove"
+                found.append(f"{verb} {words['FDNAME']} {len(fds)}")
+        except BlockingIOError:
+            return found
+
+    def stored(self) -> list[str]:
+        """The same, without what it is to forget."""
+        return [each for each in self.said() if each.startswith("store")]
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(0)
+        notifier = Notifier.taken({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        yield Manager(heard, notifier)
+        assert notifier._socket is not None
+        notifier._socket.close()
+
+
+def config(tmp_path: Path, http: str | None = None) -> Config:
+    listen = HttpConfig(http) if http else None
+    return Config(tmp_path, {}, tmp_path / "s", http=listen)
+
+
+def handed(**sockets: list[socket.socket]) -> Inherited:
+    """What a manager handed down: duplicates, as its own stay with it."""
+    names = {name.replace("_", "-"): found for name, found in sockets.items()}
+    return Inherited({name: [each.dup().detach() for each in names[name]] for name in names})
+
+
+def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: Manager) -> None:
+    """Both listeners are stored under names of their own; with them the socket's file stays."""
+    port = free()
+    with structlog.testing.capture_logs() as log:
+        ours = Listeners.opened(
+            config(tmp_path, f"127.0.0.1:{port}"),
+            Inherited(),
+            manager.notifier,
+            structlog.get_logger(),
+        )
+    assert [(line["at"], line["kept"]) for line in log] == [
+        (str(tmp_path / "s"), False),
+        (f"127.0.0.1:{port}", False),
+    ]
+    assert manager.stored() == [
+        "store kept-control 1",
+        "store kept-http 1",
+    ]
+    ours.close()
+    assert (tmp_path / "s").exists()
+
+
+def test_without_a_manager_nothing_stays(tmp_path: Path) -> None:
+    """Where nobody keeps it, the file of the socket goes with its end."""
+    ours = Listeners.opened(config(tmp_path), Inherited(), Notifier(), structlog.get_logger())
+    assert (tmp_path / "s").exists()
+    ours.close()
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None:
+    """The next start takes both over, and what it does not want is not kept any longer."""
+    port = free()
+    before = Listeners.opened(
+        config(tmp_path, f"127.0.0.1:{port}"),
+        Inherited(),
+        manager.notifier,
+        structlog.get_logger(),
+    )
+    manager.said()
+    with structlog.testing.capture_logs() as log:
+        again = Listeners.opened(
+            config(tmp_path, f"127.0.0.1:{port}"),
+            handed(kept_control=before._control, kept_http=before._http, odd=before._http),
+            manager.notifier,
+            structlog.get_logger(),
+        )
+    assert [line["kept"] for line in log if line["event"] == "listener.opened"] == [True, True]
+    assert [line["names"] for line in log if line["event"] == "listener.unknown"] == [["odd"]]
+    said = manager.said()
+    assert sorted(said[:3]) == ["remove kept-control 0", "remove kept-http 0", "remove odd 0"]
+    assert said[3:] == ["store kept-control 1", "store kept-http 1"]
+    other = Listeners.opened(
+        config(tmp_path),
+        handed(kept_control=before._control, kept_http=before._http),
+        manager.notifier,
+        structlog.get_logger(),
+    )
+    assert other._http == []
+    assert manager.stored() == ["store kept-control 1"]
+    for each in (before, again, other):
+        each.close()
+
+
+@pytest.mark.parametrize("place", ["beside", "at its own path"])
+def test_an_activated_socket_is_the_managers(tmp_path: Path, manager: Manager, place: str) -> None:
+    """It is served beside the daemon's own, or in its place, never stored and never removed."""
+    path = tmp_path / ("s" if place == "at its own path" else "activated")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+        made.listen()
+        ours = Listeners.opened(
+            config(tmp_path),
+            handed(control=[made]),
+            manager.notifier,
+            structlog.get_logger(),
+        )
+    names = [each.getsockname() for each in ours._control]
+    own = [str(tmp_path / "s")]
+    assert names == ([*own, str(path)] if place == "beside" else own)
+    stored = manager.stored()
+    assert stored == (["store kept-control 1"] if place == "beside" else [])
+    ours.close()
+    assert path.exists()
+
+
+def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
+    """C13.3: it cannot start: with a sentence, and without leaving anything open."""
+    port = free()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ListenRefused, match="already"):
+        Listeners.opened(
+            config(tmp_path, f"127.0.0.1:{port}"), Inherited(), Notifier(), structlog.get_logger()
+        )
+
+
+# -- over a daemon's life ----------------------------------------------------------------------
+
+
+def listen(world: World, port: int | None) -> None:
+    """The configuration of one controller, with or without HTTP."""
+    world.listens = True
+    world.configure("a")
+    if port is not None:
+        http = f"http: {{listen: '127.0.0.1:{port}'}}\n"
+        world.config.write_text(http + world.config.read_text())
+
+
+async def reloaded(world: World) -> Answer:
+    return await Verbs(world.daemon.host, world.daemon.commands).reload(None)  # type: ignore[arg-type]
+
+
+async def test_a_reload_changes_the_listener(world: World, autojump_clock: MockClock) -> None:
+    """None, one, another, the same, none again: the configuration's port alone answers."""
+    first, second = free(), free()
+    listen(world, None)
+    async with world.running():
+        for port in (first, second, second, None):
+            listen(world, port)
+            assert (await reloaded(world)).code == 0
+            await world.settle()
+            answers = {each: await get(each) is not None for each in (first, second)}
+            assert answers == {first: port == first, second: port == second}
+    assert len(world.lines("listener.opened")) == 3  # the control socket's, and two
+    assert world.code == 0
+
+
+async def test_c13_3_a_port_in_use_changes_nothing(world: World, autojump_clock: MockClock) -> None:
+    """C13.3: the new configuration is rejected at its line, and the old listener answers."""
+    port, taken = free(), free()
+    listen(world, port)
+    async with world.running() as daemon:
+        before = dict(daemon.controllers)
+        listen(world, taken)
+        world.config.write_text(world.config.read_text().replace("  a:", "  b:"))
+        with socket.create_server(("127.0.0.1", taken)):
+            answer = await reloaded(world)
+        assert answer.code == 78
+        assert answer.lines[0] == (
+            f"{world.config}:1:8: 127.0.0.1:{taken} cannot be listened on: something listens"
+            " there already: end that, or choose another port"
+        )
+        assert daemon.controllers == before
+        assert "200 OK" in str(await get(port))
+        # Nobody listens there any more: the same configuration is good.
+        assert (await reloaded(world)).code == 0
+        assert "200 OK" in str(await get(taken))
+
+
+async def test_an_open_connection_outlives_the_change(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """A connection to the old address is served to its end."""
+    old, new = free(), free()
+    listen(world, old)
+    async with world.running(), await trio.open_tcp_stream("127.0.0.1", old) as stream:
+        await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await stream.receive_some()
+        listen(world, new)
+        assert (await reloaded(world)).code == 0
+        assert await get(old) is None
+        await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await stream.receive_some()
+
+
+async def test_a_swap_that_a_stop_has_overtaken(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new listener is closed again, and the old one answers until the end."""
+    old, new = free(), free()
+    listen(world, old)
+    world.declared["a"] = [thing("x")]
+    world.acts["a/x"] = hang
+    real = reload.compare
+
+    def compare(*arguments: Any) -> Any:
+        world.signal()
+        return real(*arguments)
+
+    async with world.running():
+        monkeypatch.setattr(reload, "compare", compare)
+        listen(world, new)
+        await world.reload()
+        assert await get(new) is None
+        assert "503 Service Unavailable" in str(await get(old, "/readyz"))
+    assert await get(old) is None
+
+
+async def test_it_answers_in_each_stage(world: World, autojump_clock: MockClock) -> None:
+    """Alive from the start to the last run's end; ready only in between."""
+    port = free()
+    listen(world, port)
+    world.declared["a"] = [thing("x")]
+    go_on = trio.Event()
+
+    async def late(report: Any) -> None:
+        await go_on.wait()
+        await trio.sleep_forever()
+
+    async def critical(request: Any) -> Result:
+        async with request.operation("write") as operation, operation.critical(budget="50s"):
+            await trio.sleep(45)
+        return done()
+
+    world.lives["a"] = [late]
+    world.acts["a/x"] = critical
+    async with world.running():
+        assert "\r\n\r\nstarting: " in str(await get(port, "/readyz"))
+        assert "200 OK" in str(await get(port))
+        await trio.sleep(11)
+        assert "\r\n\r\nready" in str(await get(port, "/readyz"))
+        world.say("a", thing("x"))
+        await world.settle()
+        world.signal()
+        await trio.sleep(30)
+        assert "\r\n\r\nstopping: SIGTERM" in str(await get(port, "/readyz"))
+        assert "200 OK" in str(await get(port))
+    assert await get(port) is None
+    assert world.code == 0
+
+
+@pytest.mark.processes
+def test_http_is_read_for_those_who_have_it() -> None:
+    """A daemon without http.listen never reads h11: the start-up time is everybody's."""
+    script = "import sys, reconciled.runtime.start; print('h11' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
