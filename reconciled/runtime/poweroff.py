@@ -165,14 +165,14 @@ class PowerOff:
     # -- without a connection ----------------------------------------------------------------
 
     def _tell_missing(self, error: Exception) -> None:
-        host = self.host
+        host, log = self.host, self.host.log
         if self._failures or host.paused or host.stopping:
-            tell = host.log.debug  # told already, or to be expected
+            level = "debug"  # told already, or to be expected
         elif isinstance(error, FileNotFoundError):
-            tell = host.log.info  # no bus at all, as in a container
+            level = "info"  # no bus at all, as in a container
         else:
-            tell = host.log.warning
-        tell("shutdown.lock_missing", reason=str(error) or repr(error))
+            level = "warning"
+        getattr(log, level)("shutdown.lock_missing", reason=str(error) or repr(error))
 
     async def _rest(self) -> None:
         """Pause before the next attempt; a pause of the dispatcher is not forgotten over it."""
