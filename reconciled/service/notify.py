@@ -17,7 +17,6 @@ from __future__ import annotations
 import array
 import os
 import socket
-import time
 from collections.abc import MutableMapping
 
 import attrs
@@ -38,7 +37,7 @@ class Notifier:
     manager confirms nothing.
     """
 
-    # The manager ends this process when it hears no watchdog() for so many seconds; None: it
+    # The manager ends this process when it hears no WATCHDOG=1 for so many seconds; None: it
     # does not watch.
     watchdog_s: float | None = None
     _socket: socket.socket | None = None
@@ -72,24 +71,12 @@ class Notifier:
         return self._socket is not None
 
     def tell(self, **fields: object) -> bool:
-        """Send *fields* as one message: ``tell(READY=1, STATUS="ready")``."""
+        """Send *fields* as one message: ``tell(READY=1, STATUS="ready: 3 keys")``."""
         return self._send(fields)
-
-    def ready(self) -> bool:
-        """The start, or a reload, is over."""
-        return self.tell(READY=1)
 
     def status(self, text: str) -> bool:
         """What ``systemctl status`` shows."""
         return self.tell(STATUS=text)
-
-    def stopping(self) -> bool:
-        """A stop has begun."""
-        return self.tell(STOPPING=1)
-
-    def reloading(self) -> bool:
-        """A reload has begun; ready() has to follow, however it ends."""
-        return self.tell(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
 
     def extend(self, seconds: float) -> bool:
         """Ask for *seconds* from now: for the present start, stop, or process after a stop.
@@ -97,10 +84,6 @@ class Notifier:
         It never shortens what the unit allows. Once sent, the next one has to come in time.
         """
         return self.tell(EXTEND_TIMEOUT_USEC=microseconds(seconds))
-
-    def watchdog(self) -> bool:
-        """It works as it should; within each ``watchdog_s``."""
-        return self.tell(WATCHDOG=1)
 
     def store(self, name: str, fd: int) -> bool:
         """Have the manager keep *fd* for the next start, which finds it as *name*."""

@@ -61,36 +61,19 @@ def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
     """Each call is one message, and each field of it one line as sd_notify(3) has it."""
     notifier = manager.notifier()
     assert notifier.tell(READY=1, STATUS="ready: 3 keys → done")
-    assert notifier.ready()
     assert notifier.status("draining")
-    assert notifier.stopping()
     assert notifier.extend(29.5)
-    assert notifier.watchdog()
     assert manager.heard() == [
         "READY=1\nSTATUS=ready: 3 keys → done\n",
-        "READY=1\n",
         "STATUS=draining\n",
-        "STOPPING=1\n",
         "EXTEND_TIMEOUT_USEC=29500000\n",
-        "WATCHDOG=1\n",
     ]
-
-
-def test_a_reload_says_when_it_began(manager: Manager) -> None:
-    """RELOADING carries the monotonic time, without which a manager from 253 on waits for ever."""
-    before = time.monotonic_ns() // 1000
-    assert manager.notifier().reloading()
-    first, second, _ = manager.heard()[0].split("\n")
-    assert first == "RELOADING=1"
-    name, _, value = second.partition("=")
-    assert name == "MONOTONIC_USEC"
-    assert before <= int(value) <= time.monotonic_ns() // 1000
 
 
 def test_an_abstract_socket_is_reached() -> None:
     """A name that begins with @ is one without a file."""
     manager = Manager.at(f"@reconciled-{os.getpid()}-{time.monotonic_ns()}")
-    assert manager.notifier().ready()
+    assert manager.notifier().tell(READY=1)
     assert manager.heard() == ["READY=1\n"]
     manager.close()
 
@@ -102,7 +85,7 @@ def test_an_abstract_socket_is_reached() -> None:
 def test_without_a_manager_nothing_is_said(written: str) -> None:
     """Where nobody can be told, each method answers False, and none raises."""
     with contextlib.closing(Notifier.taken({"NOTIFY_SOCKET": written})) as notifier:
-        assert not notifier.ready()
+        assert not notifier.tell(READY=1)
         assert not notifier.store("http", 0)
         assert not notifier.remove("http")
 
@@ -188,12 +171,12 @@ def test_a_full_socket_refuses_without_waiting(manager: Manager) -> None:
     """A manager that does not read costs no time: the message is refused, and told as such."""
     notifier = manager.notifier()
     sent = 0
-    while notifier.watchdog():
+    while notifier.tell(WATCHDOG=1):
         sent += 1
         assert sent < 100_000
-    assert not notifier.ready()
+    assert not notifier.tell(READY=1)
     assert len(manager.heard()) == sent
-    assert notifier.ready()
+    assert notifier.tell(READY=1)
 
 
 def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
