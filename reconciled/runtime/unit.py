@@ -17,13 +17,6 @@ from reconciled.core.stages import StopLimits
 from reconciled.observe.bound import BoundLog
 from reconciled.service.findings import Finding, Grade
 
-# The level and the event of each grade.
-_TOLD = {
-    Grade.FAULT: ("error", "unit.misfit"),
-    Grade.ADVICE: ("warning", "unit.advice"),
-    Grade.NOTE: ("info", "unit.note"),
-}
-
 
 @attrs.frozen
 class Compared:
@@ -94,16 +87,16 @@ class UnitFit:
             if finding in self._told:
                 continue
             self._told.add(finding)
-            level, event = _TOLD[finding.grade]
-            remedy = finding.remedy
-            getattr(self.log, level)(
-                event,
-                directive=finding.directive,
-                reason=finding.what,
-                write=remedy.path or None if remedy else None,
-                content=remedy.text or None if remedy else None,
-                then=remedy.then if remedy else None,
-            )
+            fields = {"directive": finding.directive, "reason": finding.what}
+            if remedy := finding.remedy:
+                told = {"write": remedy.path, "content": remedy.text, "then": remedy.then}
+                fields |= {name: text for name, text in told.items() if text}
+            if finding.grade is Grade.FAULT:
+                self.log.error("unit.misfit", **fields)
+            elif finding.grade is Grade.ADVICE:
+                self.log.warning("unit.advice", **fields)
+            else:
+                self.log.info("unit.note", **fields)
 
 
 def look(environ: Mapping[str, str], watchdog: float | None, limits: StopLimits) -> Compared:

@@ -56,7 +56,10 @@ def watchdog(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     """Who notices a daemon that hangs."""
     if facts.watchdog != 0:
         return None
-    what = "WatchdogSec=0: a daemon that hangs is never noticed and never restarted; set 60s"
+    what = (
+        "WatchdogSec=0: nobody outside watches the daemon, and a hang in which the interpreter"
+        " itself is stuck lasts for ever; set 60s"
+    )
     remedy = drop_in(facts, "watchdog", "WatchdogSec=60s")
     return Finding(Grade.ADVICE, "WatchdogSec", what, remedy)
 

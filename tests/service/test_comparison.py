@@ -55,7 +55,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "others": ("ExecStopPost", {"stop_post": (("logger", "x"),)}, "nobody ends it"),
     "hasty": ("ExecStopPost", {"stop_post": ((*REAP[:2], "--wait", "1m"),)}, "below stop.critical"),
     "patient": ("ExecStopPost", {"stop_post": (REAP[:2],)}, "--term=30s may take longer"),
-    "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "never noticed"),
+    "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "lasts for ever"),
     "unheard": ("NotifyAccess", {"notify_access": "none"}, "hears neither"),
     "simple": ("NotifyAccess", {"notify_access": "none", "type": "simple"}, "set Type=notify and"),
     "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "does not hear `reconciled"),

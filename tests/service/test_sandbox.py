@@ -17,7 +17,7 @@ STRICT = Sandbox("strict", "yes", tmp=True, writable=("/var/lib/reconciled", "/r
         (STRICT, "/var/lib/reconciled/x", None),
         (STRICT, "/var/lib/reconciled", None),
         (STRICT, "/var/lib/reconciled-else/x", "ProtectSystem=strict"),
-        (STRICT, "/home/a/x", "ProtectHome=yes"),
+        (STRICT, "/root/x", "ProtectHome=yes"),
         (STRICT, "/tmp/x", "PrivateTmp=yes"),
         (STRICT, "/dev/shm/x", None),
         (Sandbox(), "/etc/motd", None),

@@ -21,7 +21,7 @@ TimeoutStopSec=10s
 NAMED = {
     "TimeoutStopSec": "below the stop budget of 23s",
     "KillMode": "it kills helm",
-    "WatchdogSec": "never noticed",
+    "WatchdogSec": "lasts for ever",
     "NotifyAccess": "hears neither",
     "OOMPolicy": "takes the whole service along",
     "InhibitDelayMaxSec": "below stop.drain (8s)",
@@ -136,13 +136,13 @@ def test_a_path_in_the_way_names_its_directive(service: Service) -> None:
     """A file that the unit's sandbox keeps out of reach is named with the directive."""
     files = {"f": {"reconciler": "file", "watch": [{"directory": "resources"}]}}
     service.configure(state=STATE, controllers=files)
-    for name, path in {"a": "/etc/motd", "b": "/home/x/y", "c": "/var/lib/reconciled/z"}.items():
+    for name, path in {"a": "/etc/motd", "b": "/root/y", "c": "/var/lib/reconciled/z"}.items():
         service.declare(name, kind="File", path=path, content="x")
     warnings = [each for each in checked(service.box)["warnings"] if "cannot be written" in each]
     assert len(warnings) == 2
     assert "/etc/motd cannot be written by reconciled.service: ProtectSystem=strict" in warnings[0]
     assert "add ReadWritePaths=/etc in a drop-in" in warnings[0]
-    assert "/home/x/y cannot be written by reconciled.service: ProtectHome=yes" in warnings[1]
+    assert "/root/y cannot be written by reconciled.service: ProtectHome=yes" in warnings[1]
 
 
 def test_a_socket_inside_the_runtime_directory_is_named(service: Service) -> None:
