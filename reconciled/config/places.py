@@ -50,21 +50,28 @@ def find_state(config: Path, environ: Mapping[str, str]) -> Path | None:
 def find_socket(config: Path, environ: Mapping[str, str]) -> Path | None:
     """The control socket of a daemon that runs with *config*; None where nothing names one.
 
-    A service has its runtime directory from its manager, a person at a terminal has not: with the
-    configuration of the installed service it is where that has its socket.
+    Of the places where it may be, the first at which something is: whoever has just changed
+    ``control.socket`` still gets to the daemon, which says that this takes a restart.
     """
+    found = list(_sockets(config, environ))
+    # Where none is there, the first is named as the one that is missing.
+    return next((each for each in found if each.exists()), found[0] if found else None)
+
+
+def _sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     for file in [config, *_included(config)]:
         words = [*_top_level(file, "control")]
         if words[:1] == ["socket"] and len(words) > 1:
-            return Path(os.path.normpath(file.parent / words[1]))
+            yield Path(os.path.normpath(file.parent / words[1]))
     directory = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if directory:
-        return Path(directory) / _SOCKET
-    places = [_RUNTIME] if config == _DEFAULT else []
+        yield Path(directory) / _SOCKET
+    elif config == _DEFAULT:
+        # A person at a terminal, who asks the installed service, does not have its environment.
+        yield _RUNTIME / _SOCKET
     state = find_state(config, environ)
-    sockets = [place / _SOCKET for place in [*places, *([state] if state else [])]]
-    # Where none is there, the first is named as the one that is missing.
-    return next((each for each in sockets if each.exists()), sockets[0] if sockets else None)
+    if state is not None:
+        yield state / _SOCKET
 
 
 def _included(config: Path) -> list[Path]:

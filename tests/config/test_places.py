@@ -1,4 +1,4 @@
-"""Rules of finding the state directory where the configuration need not be valid."""
+"""Rules of finding state directory and socket where the configuration need not be valid."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.config import places
 from reconciled.config.load import load
-from reconciled.config.places import find_state
+from reconciled.config.places import find_socket, find_state
 
 VALID = "controllers: {}\n"
 
@@ -87,3 +88,60 @@ def test_the_parser_is_left_alone(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+# -- the control socket ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "control: {socket: /s/x}\n",
+        "control:\n  socket: '../x'  # here\nstate: /y\ncontrollers: [\n",
+    ],
+)
+def test_the_configured_socket_comes_first(tmp_path: Path, text: str) -> None:
+    """What the configuration says comes before every default, though it may not be valid."""
+    main = written(tmp_path / "s", text)
+    found = find_socket(main, {"RUNTIME_DIRECTORY": "/r", "STATE_DIRECTORY": "/e"})
+    assert found == (tmp_path / "x" if ".." in text else Path("/s/x"))
+
+
+def test_the_socket_is_the_daemons(tmp_path: Path) -> None:
+    """For a valid configuration it is the daemon's own answer, wherever that stands."""
+    written(tmp_path, "control: {socket: s}\n", "conf.d/a.yaml")
+    main = written(tmp_path, VALID + "state: state\n")
+    assert find_socket(main, {}) == load(main, {}).config.control == tmp_path / "conf.d/s"
+    (tmp_path / "conf.d/a.yaml").unlink()
+    for environ in ({"RUNTIME_DIRECTORY": "/r:/q"}, {}):
+        assert find_socket(main, environ) == load(main, environ).config.control
+
+
+def test_a_person_finds_the_socket_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the installed configuration and no environment it is in the service's own directory.
+
+    With any other configuration it is not: that would be another daemon.
+    """
+    main = written(tmp_path, VALID + "state: state\n")
+    monkeypatch.setattr(places, "_DEFAULT", main)
+    monkeypatch.setattr(places, "_RUNTIME", tmp_path / "run")
+    assert find_socket(main, {}) == tmp_path / "run/control.sock"
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/control.sock").touch()  # a daemon that no manager has started
+    assert find_socket(main, {}) == tmp_path / "state/control.sock"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/control.sock").touch()
+    assert find_socket(main, {}) == tmp_path / "run/control.sock"
+    other = written(tmp_path, VALID, "other.yaml")
+    assert find_socket(other, {}) is None
+
+
+def test_a_socket_that_was_moved_in_the_configuration_alone(tmp_path: Path) -> None:
+    """The daemon still listens where it did: it is found there, and can say so."""
+    (tmp_path / "control.sock").touch()
+    main = written(tmp_path, f"state: {tmp_path}\ncontrol: {{socket: new}}\n" + VALID)
+    assert find_socket(main, {}) == tmp_path / "control.sock"
+    (tmp_path / "new").touch()
+    assert find_socket(main, {}) == tmp_path / "new"
