@@ -21,11 +21,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from reconciled.observe.kinds import MESSAGE_IDS
-from reconciled.observe.lines import encoded, escaped, shown
+from reconciled.observe.lines import NUMBERS, encoded, escaped, shown
 
 PREFIX = "RECONCILED_"
 IDENTIFIER = "reconciled"
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+_HEADS = {
+    level: f"PRIORITY={priority}\nSYSLOG_IDENTIFIER={IDENTIFIER}\n"
+    for level, priority in PRIORITIES.items()
+}
 _LONGEST_NAME = 64  # the journal drops a field with a longer one
 _KNOWN = {"traceback": "TRACEBACK", "errno": "ERRNO"}
 _NO_NAME = re.compile("[^A-Z0-9_]")
@@ -34,6 +38,7 @@ _LONGEST, _LONGEST_WHY = 200, 1000
 _WHY = ("reason", "error")
 # A line for each of them: to be copied, or to be read as a list.
 _BELOW = ("evidence", "where", "settle", "report", "look_at")
+_MORE = (*_BELOW, "traceback")
 # Told by the message in a way of its own, or by another field of it.
 _TOLD = frozenset({"key", *_WHY, *_BELOW, "traceback", "errno"})
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
@@ -41,26 +46,25 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=
 
 def journal_entry(_moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
     """The datagram of an event. *fields* are plain data; those that are None are left out."""
-    rows = [f"PRIORITY={PRIORITIES[level]}\nSYSLOG_IDENTIFIER={IDENTIFIER}"]
+    head = _HEADS[level]
     if event in MESSAGE_IDS:
-        rows.append(f"MESSAGE_ID={MESSAGE_IDS[event]}")
-    long = []
-    for name, text in _pairs(event, fields):
-        if "\n" in text:
-            long.append((name, text))
-        else:
-            rows.append(f"{name}={text}")
-    rows.append("")
-    entry = encoded("\n".join(rows))
-    for name, text in long:
-        data = encoded(text)
-        entry += b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data)
-    return entry
+        head = f"{head}MESSAGE_ID={MESSAGE_IDS[event]}\n"
+    pairs = [("MESSAGE", message(event, fields)), (f"{PREFIX}EVENT", event)]
+    for name, value in fields.items():
+        if value is not None:
+            kind = type(value)
+            text = value if kind is str else str(value) if kind in NUMBERS else _ENCODE(value)
+            pairs.append((field_name(name), text))
+    rows = [f"{name}={text}\n" for name, text in pairs if "\n" not in text]
+    entry = encoded(head + "".join(rows))
+    if len(rows) == len(pairs):
+        return entry
+    return entry + b"".join(_long(name, text) for name, text in pairs if "\n" in text)
 
 
 def message(event: str, fields: Mapping[str, Any]) -> str:
     """What a person reads of it: one line, and below it lists and a traceback, if there are any."""
-    text = escaped(event)
+    text = _plain_name(event)
     key = fields.get("key")
     if key is not None:
         text += f" {_words(key, _LONGEST)}"
@@ -68,12 +72,14 @@ def message(event: str, fields: Mapping[str, Any]) -> str:
         if fields.get(name):
             text += f": {_words(fields[name], _LONGEST_WHY)}"
     rest = [
-        f"{escaped(name)}={_cut(shown(value), _LONGEST)}"
+        f"{_plain_name(name)}={_cut(shown(value), _LONGEST)}"
         for name, value in fields.items()
-        if name not in _TOLD and value is not None
+        if value is not None and name not in _TOLD
     ]
     if rest:
         text += f" ({' '.join(rest)})"
+    if fields.keys().isdisjoint(_MORE):
+        return text
     for name in _BELOW:
         if name in fields:
             text += "".join(f"\n  {name}: {row}" for row in _rows(fields[name]))
@@ -97,15 +103,17 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def _pairs(event: str, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pairs = [("MESSAGE", message(event, fields)), (f"{PREFIX}EVENT", event)]
-    for name, value in fields.items():
-        if value is not None:
-            pairs.append((field_name(name), value if type(value) is str else _ENCODE(value)))
-    return pairs
+def _long(name: str, text: str) -> bytes:
+    data = encoded(text)
+    return b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data)
 
 
-# A memo of a pure function: the same few names come with every line.
+# Memos of pure functions: the same few names come with every line.
+@functools.lru_cache(maxsize=1024)
+def _plain_name(name: str) -> str:
+    return escaped(name)
+
+
 @functools.lru_cache(maxsize=1024)
 def field_name(name: str) -> str:
     """What the journal calls the field *name*: capitals, digits and underscores alone."""

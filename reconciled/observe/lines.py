@@ -24,6 +24,9 @@ _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f]+")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 # Made once: json.dumps() makes one for each call that has options.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
+_SPACED = json.JSONEncoder(ensure_ascii=False).encode
+# JSON spells them as Python does, infinities aside, and its encoder takes ten times as long.
+NUMBERS = frozenset({int, float})
 _EVENT_WIDTH = 24  # most names are shorter, so that fields start in one column
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {
@@ -95,7 +98,9 @@ def shown(value: Any) -> str:
         return '"' + escaped(value).replace('"', '\\"') + '"'
     if value is None:
         return "-"
-    return _UNSAFE.sub(_escape, json.dumps(value, ensure_ascii=False))
+    if type(value) in NUMBERS:
+        return str(value)
+    return _UNSAFE.sub(_escape, _SPACED(value))
 
 
 def escaped(text: str) -> str:

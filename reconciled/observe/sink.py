@@ -34,6 +34,7 @@ from reconciled.observe.descriptor import Descriptor
 MAX_BYTES = 1 << 20
 MAX_LINES = 8192
 _BATCH = 64  # records of a stream that one write() takes from the buffer
+_TURN = 500  # writes in a row: then others get their turn, of the event loop or of the lock
 _AGAIN = 0.05  # seconds between tries where waiting for the descriptor is no help
 # How long a thread waits for the lock: far longer than any holder needs, unless it is hung.
 _PATIENCE = 0.2
@@ -228,9 +229,11 @@ class Sink:
         return self._unannounced == 0
 
     def _flush(self) -> bool:
-        """Write what goes out without waiting; whether anything did."""
+        """Write what goes out without waiting, within a turn; whether anything did."""
         progress = False
-        while self._waiting:
+        for _ in range(_TURN):
+            if not self._waiting:
+                break
             try:
                 count = self._descriptor.write(self._next())
             except OSError:

@@ -254,6 +254,18 @@ def test_what_cannot_be_sent_takes_nothing_along() -> None:
     assert sink.statistics().dropped == 2
 
 
+def test_what_waited_goes_out_in_turns() -> None:
+    """Thousands of records do not go out in a row: the event loop has other things to do."""
+    descriptor = Choosy([False] * 1200)
+    sink = Sink(descriptor, announce, datagrams=True)
+    fill(sink, 1200)
+    assert sink._flush()
+    assert 0 < len(descriptor.got) <= 500
+    sink._flush()
+    sink._flush()
+    assert [int(record) for record in descriptor.got] == list(range(1200))
+
+
 @given(
     script=st.lists(st.sampled_from([True, False, None]), max_size=60),
     max_lines=st.integers(1, 10),
