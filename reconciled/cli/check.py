@@ -225,7 +225,7 @@ def _print(path: Path, found: Grades, *, bad: bool) -> None:
         say(f"{grade:<12} {word}")
     if found.unit is not None and (remedies := found.unit.remedies):
         say()
-        say("# What puts the unit right, for a root shell:")
+        say(f"# What puts the unit right, for {found.unit.shell}:")
         for line in to_paste(remedies):
             say(line)
         say()

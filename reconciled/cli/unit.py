@@ -39,6 +39,11 @@ class Unit:
         return all(each.grade is not Grade.FAULT for each in self.findings)
 
     @property
+    def shell(self) -> str:
+        """Whose shell can put it right."""
+        return "its user's shell" if self.facts and self.facts.of_user else "a root shell"
+
+    @property
     def warnings(self) -> list[str]:
         """What does not fit, a sentence each; what is only noted is left out."""
         return [f"{self.name}: {each.what}" for each in self.findings if each.grade < Grade.NOTE]

@@ -65,6 +65,9 @@ def read_own_unit(environ: Mapping[str, str], watchdog: float | None = None) -> 
     mine = membership(_own_group())
     if mine is None:
         return Unread("this process is not of a service unit")
+    if "MANAGERPID" in environ:
+        # Only users' managers set it; one that does not run below "user@" is known by it alone.
+        mine = attrs.evolve(mine, of_user=True)
     answer = _ask(None, mine.unit, environ, deadline, of_user=mine.of_user)
     if isinstance(answer, Unread):
         if watchdog is None:

@@ -67,6 +67,8 @@ def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts
         "",
         "@/r.yaml is valid.",
     ]
+    unit["reconciled.service"] = attrs.evolve(SHORT, of_user=True)
+    assert "# What puts the unit right, for its user's shell:" in desk.say("check").lines
     strict = desk.say("check", "--strict", "--json")
     assert strict.code == 78
     (finding,) = strict.data["unit"]["findings"]

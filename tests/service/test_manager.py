@@ -185,6 +185,9 @@ def test_a_users_unit_is_asked_of_its_own_manager(machine: Machine) -> None:
     """On the machine's bus a user's unit would be another one: only the user's bus is asked."""
     machine.group("0::/user.slice/user@1000.service/app.slice/reconciled.service\n")
     assert reason(read_own_unit(machine.environ)) == "this user has no bus"
+    machine.group(GROUP)  # where that manager was started by hand, its own variable tells
+    machine.environ["MANAGERPID"] = "1"
+    assert reason(read_own_unit(machine.environ)) == "this user has no bus"
 
 
 def test_without_systemd_nobody_is_asked(machine: Machine, tmp_path: Path) -> None:
