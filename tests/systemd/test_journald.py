@@ -211,7 +211,7 @@ def normalised(text: str) -> list[str]:
         (r"^ +", "    "),  # as wide as these
         (r"\[\d+\]:", "[PID]:"),
         (r"\bpid([= ])\d+", r"pid\1PID"),
-        (r"\bsession=\d+", "session=PID"),
+        (r"(program=sleep) \w+=\d+\)", r"\1)"),
         (r"\b01[0-9A-Z]{24}\b", "01OPERATION000000000000000"),
         (r"(duration_s|failures|run)=[\d.]+", r"\1=N"),
         (r"cut off after [\d.a-z]+ by", "cut off after 3s by"),
