@@ -101,8 +101,9 @@ def go(service: Service) -> None:
 def test_17_what_runs_ends_before_anything_is_stopped(service: Service) -> None:
     """A power-off waits for an ordinary run, and then stops the network and an idle daemon."""
     box = service.box
+    patient(box, 30)
     box.write("/etc/systemd/system/network-like.service", NETWORK)
-    service.configure({"drain": "4s", "critical": "6s", "cleanup": "500ms"}, log=JSON)
+    service.configure({"drain": "15s", "critical": "20s", "cleanup": "500ms"}, log=JSON)
     service.start()
     service.systemctl("start", "network-like.service")
     begin_run(service, "slow")
@@ -130,10 +131,10 @@ def test_17_what_outlasts_the_lock_gets_the_stop(service: Service) -> None:
     """Longer than logind's patience: an ordinary run is interrupted, a critical one ends well."""
     box = service.box
     patient(box, 2)
-    service.configure({"drain": "1s", "critical": "6s", "cleanup": "500ms"}, log=JSON)
+    service.configure({"drain": "1s", "critical": "20s", "cleanup": "500ms"}, log=JSON)
     service.start()
     begin_run(service, "ordinary", ends="never")
-    begin_run(service, "upgrade", critical={"budget": "5s"})
+    begin_run(service, "upgrade", critical={"budget": "15s"})
     wait_for_lock(box)
     box.power_off()
     service.wait_for("reconcile.interrupted", key="x/ordinary")
