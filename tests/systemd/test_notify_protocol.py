@@ -14,6 +14,12 @@ from installed import STATE, Service, wait_until
 # Longer than any test lets a critical operation run.
 STOP = {"drain": "500ms", "critical": "12s", "cleanup": "500ms"}
 
+HANGS = """
+import sys, time
+print("it hangs here", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
 
 def status(service: Service) -> str:
     return service.property("StatusText")
@@ -84,11 +90,12 @@ def test_start_waits_for_ready_and_has_its_time(service: Service) -> None:
 def test_a_start_that_hangs_is_ended_by_its_limit(service: Service) -> None:
     """Nobody asks for time while the start does not get on: TimeoutStartSec ends it."""
     service.configure(STOP)
-    service.file("plugins/probe.py", "import time\ntime.sleep(600)\n")
-    service.drop_in("[Service]\nTimeoutStartSec=2s\nRestart=no\n")
+    service.file("plugins/probe.py", HANGS)
+    service.drop_in("[Service]\nTimeoutStartSec=4s\nRestart=no\n")
     began = time.monotonic()
     assert service.start(check=False).returncode != 0
-    assert 1.5 <= time.monotonic() - began <= 5
+    assert 3.5 <= time.monotonic() - began <= 8
+    assert "it hangs here" in service.text()
     assert service.property("Result") == "timeout"
 
 
