@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from household import World
 from lives import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, past_of, revived
 from rig import key
 from trio.testing import MockClock
@@ -205,6 +206,8 @@ async def test_no_secret_is_noted_in_the_journal(
     identity = await leave(tmp_path)
     async with revived(tmp_path, script) as made:
         hide(made.host.logs.redactor)
+        # What its programs say is part of such words.
+        assert made.host.children.redact("tok-Q7x9") == REDACTED
         await made.settle()
         log = made.host.operations.log
         record = log.find(identity) or await past_of(made, identity)
@@ -213,3 +216,20 @@ async def test_no_secret_is_noted_in_the_journal(
     state = tmp_path / "state"
     kept = [path.read_bytes() for path in state.rglob("*") if path.is_file()]
     assert not any(b"tok-Q7x9" in data for data in kept)
+
+
+async def test_c13_a_reload_stalls_what_lacks_its_secret(
+    world: World, autojump_clock: MockClock, credentials: Path
+) -> None:
+    """At a reload, too, options without their secret stall their controller and no other."""
+    world.plugin("secretive", PLUGIN)
+    world.configure("a")
+    async with world.running() as daemon:
+        login = "options: {login: {token: {credential: absent}}}}"
+        world.configure("a", f"b: {{reconciler: 'secretive:Mine', {login}")
+        await world.reload()
+        (line,) = world.lines("controller.stalled")
+        assert line["controller"] == "b"
+        assert "b.options.login.token: credential absent was not handed in" in line["reason"]
+        assert sorted(daemon.controllers) == ["a"]
+        assert world.lines("reload.done")[0]["stalled"] == ["b"]
