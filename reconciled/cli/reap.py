@@ -11,26 +11,24 @@ lives: nothing was touched · 78 the state directory cannot be used.
    ends what else is in the unit's own control group, since nobody else will.
 4. While it waits it says for whom, and asks the manager for the time: a unit's own limit need
    not be as long as the longest budget.
-5. It runs after every stop. What only waiting needs is imported by then.
+5. It runs after every stop. Where its unit's control group holds nobody else there is nothing
+   to look for, since our programs are there, and nothing more is imported.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
-import attrs
-
 from reconciled.config.places import find_config, find_state
 from reconciled.core.durations import parse_duration
-from reconciled.journal.lock import Locked, StateLock, StateRefused
-from reconciled.programs.cgroup import group_of_control_process
-from reconciled.programs.reaper import Reaper
+from reconciled.programs.cgroup import group_of_control_process, numbers_in
 
 TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:
+    import argparse
+
     from reconciled.service.notify import Notifier
 
 USAGE, KILLED, LIVES, REFUSED = 2, 3, 75, 78
@@ -46,6 +44,9 @@ def execute(arguments: argparse.Namespace) -> int:
         wait, term = parse_duration(arguments.wait), parse_duration(arguments.term)
     except ValueError as error:
         return _refuse(USAGE, str(error))
+    group = group_of_control_process(os.environ)
+    if group is not None and numbers_in(group) == [os.getpid()]:
+        return 0
     state = _state(arguments)
     if state is None:
         return _refuse(
@@ -53,6 +54,13 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     if not state.is_dir():
         return 0  # no daemon has ever got so far as to start a program
+    return _reap(state, wait, term, group)
+
+
+def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
+    from reconciled.journal.lock import Locked, StateLock, StateRefused
+    from reconciled.programs.reaper import Reaper
+
     _act_as_owner(state)
     try:
         lock = StateLock.acquire(state, wait=0)
@@ -61,7 +69,6 @@ def execute(arguments: argparse.Namespace) -> int:
     except StateRefused as refused:
         return _refuse(REFUSED, str(refused))
     try:
-        group = group_of_control_process(os.environ)
         killed = Reaper(wait, term, _say, group, _Manager().hear).reap(state / "operations")
     finally:
         lock.release()
@@ -74,11 +81,11 @@ def _state(arguments: argparse.Namespace) -> Path | None:
     return find_state(find_config(arguments.config, os.environ), os.environ)
 
 
-@attrs.define(eq=False)
 class _Manager:
     """The service manager, as whoever waits speaks to it; silent where there is none."""
 
-    _notifier: Notifier | None = attrs.field(default=None, init=False)
+    def __init__(self) -> None:
+        self._notifier: Notifier | None = None
 
     def hear(self, waiting: str, seconds: float) -> None:
         """Whom this waits for, and for how many *seconds* at most."""

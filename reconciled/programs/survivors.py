@@ -22,7 +22,7 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.programs.cgroup import is_hidden
+from reconciled.programs.members import is_hidden
 from reconciled.programs.processes import Process, everybody, look_up
 from reconciled.programs.records import (
     Assignment,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from reconciled.journal.records import OperationRecord
 from reconciled.observe.bound import BoundLog
-from reconciled.programs.cgroup import hidden_in, members_of
+from reconciled.programs.members import hidden_in, members_of
 from reconciled.programs.reaper import Reaper
 from reconciled.programs.survivors import TERM
 

@@ -18,9 +18,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
 from operations import ID, end_all_of, start_host, wait_for
 
+from reconciled.cli import reap as cli
 from reconciled.cli.main import main
 from reconciled.journal.lock import StateLock
-from reconciled.programs.cgroup import members_of
+from reconciled.programs.members import members_of
 from reconciled.programs.processes import look_up
 from reconciled.programs.reaper import Reaper
 from reconciled.programs.records import ChildRecord, read_child, read_end
@@ -256,6 +257,21 @@ def a_group(state: Path, pids: list[int]) -> Path:
     (state / "group" / "cgroup.procs").write_text(f"{os.getpid()}\n")
     (leaf / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
     return state / "group"
+
+
+def test_alone_in_the_group_of_its_unit_it_is_done(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs after every stop: where nobody is left, it takes no lock and reads no record."""
+    lock = StateLock.acquire(state)
+    try:
+        group = a_group(state, [])
+        monkeypatch.setattr(cli, "group_of_control_process", lambda _: group)
+        assert reap(state) == 0
+        (group / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n")
+        assert reap(state) == 75
+    finally:
+        lock.release()
 
 
 def test_strays_are_ended(state: Path) -> None:

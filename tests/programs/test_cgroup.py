@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from reconciled.programs import cgroup
-from reconciled.programs.cgroup import (
-    group_of_control_process,
-    group_of_main_process,
-    hidden_in,
-    is_hidden,
-)
-from reconciled.programs.processes import Process, look_up
+from reconciled.programs.cgroup import group_of_control_process, group_of_main_process, numbers_in
 
 MINE = {"SYSTEMD_EXEC_PID": str(os.getpid())}
 AFTER = {"SERVICE_RESULT": "success"}
@@ -95,30 +88,11 @@ def test_no_control_groups(kernel: Path) -> None:
     assert group_of_main_process(MINE) is None
 
 
-@pytest.mark.processes
-def test_what_cannot_be_seen_is_told_from_what_is_gone(
-    kernel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A member that the sandbox hides is neither seen nor gone; one that has just ended is gone."""
+def test_numbers_are_those_of_the_whole_group(kernel: Path) -> None:
+    """Leaves below the group count; a group that has gone holds nobody."""
+    place(kernel, "/r.service/main")
     group = kernel / "tree/r.service"
-    place(kernel, "/r.service")
-    hides, ends, other = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
-
-    def look(pid: int) -> Process | None:
-        if pid == ends.pid:
-            ends.kill()
-            ends.wait()
-        return None if pid == hides.pid else look_up(pid)
-
-    monkeypatch.setattr(cgroup, "look_up", look)
-    everybody = [each.pid for each in (hides, ends, other)]
-    try:
-        (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in everybody))
-        assert hidden_in(group) == [hides.pid]
-        assert [is_hidden(pid) for pid in everybody] == [True, False, False]
-        (group / "cgroup.procs").write_text(f"{other.pid}\n")
-        assert not is_hidden(hides.pid)
-    finally:
-        for process in (hides, ends, other):
-            process.kill()
-            process.wait()
+    (group / "cgroup.procs").write_text("4\n5\n")
+    (group / "main/cgroup.procs").write_text("6\n")
+    assert numbers_in(group) == [4, 5, 6]
+    assert numbers_in(kernel / "tree/none.service") == []
