@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from reconciled.service.notify import Notifier
 from reconciled.service.sockets import Inherited
 
 ACTIVATED = "control"
+# The manager closes what it is to forget within so many seconds, looked for so often.
+FORGOTTEN_WITHIN, PAUSE = 2.0, 0.02
 KEPT_CONTROL, KEPT_HTTP = "kept-control", "kept-http"
 
 
@@ -88,7 +91,7 @@ class Listeners:
         if own:
             control.insert(0, open_control(config.control, kept))
         try:
-            http = _open(config.http, kept_http)
+            http = _open_at_start(config.http, kept_http)
         except ListenRefused:
             for each in control:
                 each.close()
@@ -169,6 +172,21 @@ class Listeners:
             self.path.unlink(missing_ok=True)
         for each in (*self._control, *self._http):
             each.close()
+
+
+def _open_at_start(config: HttpConfig | None, kept: Sequence[socket.socket]) -> list[socket.socket]:
+    """As _open(); what was kept and does not fit may be in the way until the manager closes it.
+
+    It has been told to, and does so in its own time, of which it says nothing.
+    """
+    give_up = time.monotonic() + (FORGOTTEN_WITHIN if kept else 0.0)
+    while True:
+        try:
+            return _open(config, [each for each in kept if each.fileno() >= 0])
+        except ListenRefused as refused:
+            if not refused.in_use or time.monotonic() >= give_up:
+                raise
+        time.sleep(PAUSE)  # before the loop: nothing else waits
 
 
 def _open(config: HttpConfig | None, kept: Sequence[socket.socket]) -> list[socket.socket]:

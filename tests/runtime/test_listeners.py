@@ -22,7 +22,7 @@ from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
 from reconciled.control.addresses import ListenRefused
 from reconciled.control.protocol import Answer
-from reconciled.runtime import reload
+from reconciled.runtime import listeners, reload
 from reconciled.runtime.listeners import Listeners
 from reconciled.runtime.verbs import Verbs
 from reconciled.service.notify import Notifier
@@ -195,6 +195,39 @@ def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
         Listeners.opened(
             config(tmp_path, f"127.0.0.1:{port}"), Inherited(), Notifier(), structlog.get_logger()
         )
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_the_manager_forgets_may_be_in_the_way(
+    tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch, *, closes: bool
+) -> None:
+    """A kept address that overlaps the new one is waited for, as the manager closes it late."""
+    port = free()
+    before = Listeners.opened(
+        config(tmp_path, f"127.0.0.1:{port}"),
+        Inherited(),
+        manager.notifier,
+        structlog.get_logger(),
+    )
+    waits = 0
+
+    def sleep(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 3 and closes:
+            before._http[0].close()
+
+    monkeypatch.setattr(listeners.time, "sleep", sleep)
+    monkeypatch.setattr(listeners, "FORGOTTEN_WITHIN", 0.2)
+    inherited = handed(kept_control=before._control, kept_http=before._http)
+    arguments = (config(tmp_path, f":{port}"), inherited, manager.notifier, structlog.get_logger())
+    if closes:
+        Listeners.opened(*arguments).close()
+        assert waits == 3
+    else:
+        with pytest.raises(ListenRefused, match="already"):
+            Listeners.opened(*arguments)
+    before.close()
 
 
 # -- over a daemon's life ----------------------------------------------------------------------
