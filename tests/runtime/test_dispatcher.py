@@ -31,6 +31,7 @@ from reconciled.core.sources import Snapshot
 from reconciled.core.stages import StopLimits
 from reconciled.instant import Signals
 from reconciled.observe.logs import Logs
+from reconciled.programs.children import current_children
 from reconciled.runtime.adoption import Adoptions
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.dispatcher import Dispatcher
@@ -130,7 +131,6 @@ class Round:
         """Want *adds* runs, set the flag on the way, act on it a little later, and look."""
         stop = Stop("daemon", LIMITS)
         stop.install()
-        none: Any = None
         store: Any = AllDone()
         async with trio.open_nursery() as services:
             self.host = Host(
@@ -142,7 +142,7 @@ class Round:
                 store,
                 NoOperations(),  # type: ignore[arg-type]
                 Adoptions(),
-                none,
+                current_children(),
                 LoopDetector(),
                 StopRecord(stop),
                 services,
