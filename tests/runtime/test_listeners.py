@@ -209,6 +209,7 @@ def test_what_the_manager_forgets_may_be_in_the_way(
         manager.notifier,
         structlog.get_logger(),
     )
+    manager.said()  # takes the descriptors that are under way
     waits = 0
 
     def sleep(_: float) -> None:
