@@ -12,7 +12,7 @@ import enum
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +142,16 @@ class StopReport:
         return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def write(report: StopReport, state: Path) -> str:
+def write(report: StopReport, state: Path, redact: Callable[[str], str] = str) -> str:
     """Replace both files in *state*; what went wrong, or an empty string. Never raises.
 
-    Blocks for two syncs of the file system. Any thread.
+    *redact* hides secrets: what crashed may have one in its message. Blocks for two syncs of the
+    file system. Any thread.
     """
     problems = []
     for name, render in ((JSON_NAME, report.as_json), (TEXT_NAME, report.as_text)):
         try:
-            _replace(state / name, render().encode("utf-8", "backslashreplace"))
+            _replace(state / name, redact(render()).encode("utf-8", "backslashreplace"))
         except Exception as exc:  # noqa: BLE001 - the end of a process must not fail for its report
             problems.append(f"cannot write {state / name}: {exc}")
     return "; ".join(problems)

@@ -147,7 +147,7 @@ class Ending:
             stacks=stacks,
             drops=host.logs.sink.statistics().dropped,
         )
-        trouble = stopreport.write(report, host.state)
+        trouble = stopreport.write(report, host.state, host.logs.redactor.redact)
         fields = {
             "exit_code": code,
             "duration_s": round(report.duration_s, 3),

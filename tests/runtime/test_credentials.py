@@ -233,3 +233,17 @@ async def test_c13_a_reload_stalls_what_lacks_its_secret(
         assert "b.options.login.token: credential absent was not handed in" in line["reason"]
         assert sorted(daemon.controllers) == ["a"]
         assert world.lines("reload.done")[0]["stalled"] == ["b"]
+
+
+async def test_no_secret_stands_in_the_report_of_a_stop(
+    world: World, autojump_clock: MockClock, credentials: Path
+) -> None:
+    """What ended the daemon is reported without the secret that its message has."""
+    world.configure("a")
+    async with world.running() as daemon:
+        hide(daemon.logs.redactor)
+        daemon.host.stop.crash("crash: KeyError('tok-Q7x9')")
+    for name in ("last-stop.json", "last-stop.txt"):
+        text = (world.state / name).read_text()
+        assert f"crash: KeyError('{REDACTED}')" in text
+        assert "tok-Q7x9" not in text
