@@ -140,6 +140,17 @@ def test_a_stop_has_more_time_than_the_unit_gives(service: Service) -> None:
     assert service.show("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
 
 
+def test_a_stop_that_the_manager_did_not_ask_for_has_its_time(service: Service) -> None:
+    """A stop by a signal from elsewhere is the manager's too, from STOPPING on, with its limit."""
+    service.drop_in("[Service]\nTimeoutStopSec=1s\nRestart=no\n")
+    holding(service, 4)
+    service.box.run("kill", "-TERM", service.property("MainPID"))
+    service.wait_for_state("stop-sigterm")  # which is what STOPPING brings it into
+    service.wait_for_state("inactive")
+    assert service.all("probe.finished")
+    assert service.show("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
+
+
 def test_a_manager_that_reads_its_units_anew_kills_nothing(service: Service) -> None:
     """daemon-reload and daemon-reexec in mid-drain forget every extension: the unit covers it."""
     holding(service, 5)
