@@ -119,4 +119,4 @@ install-service uninstall-service:
 		systemd/install.sh $(@:-service=)
 
 clean:
-	rm -rf $(VENV) .venv-lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lock .box build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -187,3 +187,47 @@ def test_a_crash_loop_backs_off(service: Service) -> None:
     if growing:
         assert measured == sorted(measured)
         assert measured[4] >= 1.6
+
+
+# -- the variant -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def variant(service: Service) -> Service:
+    """The variant for KillMode=mixed, with a critical program at work until the file ``go``."""
+    service.drop_in((UNITS / "drop-ins/60-mixed.conf").read_text(), "60-mixed.conf")
+    service.configure({**LIMITS, "critical": "20s"})
+    work = "until [ -e go ]; do sleep 0.02; done; echo done >>done"
+    script = service.script("apply", f"cd $STATE_DIRECTORY; echo $$ >>begun; {work}")
+    service.declare("site", apply=[script], critical={"budget": "20s"})
+    service.start()
+    wait_until(lambda: len(lines(service, "begun")) == 1, "the program")
+    return service
+
+
+def lines(service: Service, name: str) -> list[str]:
+    """The lines of a file of the state directory."""
+    path = service.box.root / f"{STATE.lstrip('/')}/{name}"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_the_variant_waits_in_a_stop(variant: Service) -> None:
+    """KillMode=mixed: a stop leaves a critical program alone until it is done."""
+    stopping = variant.begin("stop")
+    variant.wait_for("stop.began", critical=1)
+    variant.box.write(f"{STATE}/go", "")
+    stopping.communicate(timeout=15)
+    assert state(variant) == ("inactive", "success", "0")
+    assert lines(variant, "done") == ["done"]
+
+
+def test_the_variant_leaves_nobody_after_a_crash(variant: Service) -> None:
+    """KillMode=mixed: a killed daemon takes its programs along; the next one takes up the work."""
+    before = variant.processes()
+    variant.kill("KILL")
+    wait_until(lambda: len(lines(variant, "begun")) == 2, "the second attempt")
+    assert set(variant.processes()).isdisjoint(before)
+    variant.wait_for("operation.found_open", key="x/site")
+    variant.box.write(f"{STATE}/go", "")
+    wait_until(lambda: lines(variant, "done"), "the end")
+    assert lines(variant, "done") == ["done"]
