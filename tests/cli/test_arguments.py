@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("stop", "--now"),
+        ("describe", "site/a"),
         ("status", "--json"),
         ("reconcile", "site/a", "--wait"),
         ("suspend", "site/a", "--why", "x", "--until", "tomorrow"),
@@ -58,11 +58,11 @@ def test_unknown_options_of_a_built_verb_are_wrong_usage(config: str) -> None:
     assert reconciled("--config", config, "run", "--bogus")[0] == 78
 
 
-def test_check_takes_a_unit_and_says_that_it_is_not_looked_at(config: str) -> None:
-    """``check --unit`` is accepted, and not silently ignored."""
-    code, _, errors = reconciled("--config", config, "check", "--unit", "reconciled.service")
-    assert code == 0
-    assert "--unit has no effect in this version" in errors
+def test_a_unit_that_is_named_has_to_be_there(config: str) -> None:
+    """``check --unit`` of a unit that nobody knows is a problem, with or without a manager."""
+    code, _, errors = reconciled("--config", config, "check", "--unit", "no-such-unit")
+    assert code == 78
+    assert errors.startswith(f"{config}:1:1: --unit no-such-unit: ")
 
 
 def test_what_was_not_looked_at_is_not_called_right(tmp_path: Path) -> None:
