@@ -27,7 +27,7 @@ SYSCONFDIR=${SYSCONFDIR:-/etc}
 PYTHON=${PYTHON:-/usr/bin/python3}
 WHEELS=${WHEELS:-}
 DESTDIR=${DESTDIR:-}
-SYSTEMD=${SYSTEMD:-$(systemctl --version 2>/dev/null | awk 'NR == 1 { print $2 }')}
+SYSTEMD=${SYSTEMD:-$(systemctl --version 2>/dev/null | awk 'NR == 1 { print $2 }' || true)}
 
 UNITS=(reconciled.service reconciled@.service reconciled.socket reconciled.target)
 PLACE=$DESTDIR$PREFIX
