@@ -133,7 +133,8 @@ FORBIDDEN = {
     "a path of one machine": r"(?<![\w.$}])/" + r"(work|home/\w+)/",
     "a registry host": "py" + r"pi\.org|python" + r"hosted\.org",
     "an open end": r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b",
-    "where the work was talked about": r"(?i)\b(sess" + r"ion|tick" + r"et)s?\b",
+    # pytest's own word for a whole run of tests is none of these.
+    "where the work was talked about": r"(?i)(?<!scope=\")\b(sess" + r"ion|tick" + r"et)s?\b",
 }
 # The kernel groups processes in something of that name.
 ABOUT_PROCESSES = ("reconciled/programs/", "tests/programs/")

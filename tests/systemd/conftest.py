@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a real systemd manager: a box for each worker, a service for each test."""
+"""Fixtures of the tests on a real systemd manager: a box a worker, a fresh service a test."""
 
 from __future__ import annotations
 
