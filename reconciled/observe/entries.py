@@ -20,16 +20,14 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from reconciled.observe.kinds import MESSAGE_IDS
 from reconciled.observe.lines import NUMBERS, encoded, escaped, shown
 
 PREFIX = "RECONCILED_"
 IDENTIFIER = "reconciled"
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-_HEADS = {
-    level: f"PRIORITY={priority}\nSYSLOG_IDENTIFIER={IDENTIFIER}\n"
-    for level, priority in PRIORITIES.items()
-}
 _LONGEST_NAME = 64  # the journal drops a field with a longer one
 _KNOWN = {"traceback": "TRACEBACK", "errno": "ERRNO"}
 _NO_NAME = re.compile("[^A-Z0-9_]")
@@ -44,22 +42,45 @@ _TOLD = frozenset({"key", *_WHY, *_BELOW, "traceback", "errno"})
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
-def journal_entry(_moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
-    """The datagram of an event. *fields* are plain data; those that are None are left out."""
-    head = _HEADS[level]
-    if event in MESSAGE_IDS:
-        head = f"{head}MESSAGE_ID={MESSAGE_IDS[event]}\n"
-    pairs = [("MESSAGE", message(event, fields)), (f"{PREFIX}EVENT", event)]
-    for name, value in fields.items():
-        if value is not None:
-            kind = type(value)
-            text = value if kind is str else str(value) if kind in NUMBERS else _ENCODE(value)
-            pairs.append((field_name(name), text))
-    rows = [f"{name}={text}\n" for name, text in pairs if "\n" not in text]
-    entry = encoded(head + "".join(rows))
-    if len(rows) == len(pairs):
-        return entry
-    return entry + b"".join(_long(name, text) for name, text in pairs if "\n" in text)
+def identifier_of(environment: Mapping[str, str]) -> str:
+    """``reconciled``, or ``reconciled-NAME`` for an instance.
+
+    The manager tells nobody what SyslogIdentifier= is; in the shipped units the runtime directory
+    has the same name.
+    """
+    directory = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    name = directory.rpartition("/")[2]
+    return name if name.startswith(f"{IDENTIFIER}-") else IDENTIFIER
+
+
+@attrs.frozen
+class JournalEntries:
+    """Renders lines as entries of *identifier*, by which ``journalctl -t`` finds them."""
+
+    identifier: str = IDENTIFIER
+    _heads: Mapping[str, str] = attrs.field(init=False)
+
+    @_heads.default
+    def _make_heads(self) -> Mapping[str, str]:
+        named = f"SYSLOG_IDENTIFIER={self.identifier}\n"
+        return {level: f"PRIORITY={number}\n{named}" for level, number in PRIORITIES.items()}
+
+    def __call__(self, _moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
+        """The datagram of an event. *fields* are plain data; those that are None are left out."""
+        head = self._heads[level]
+        if event in MESSAGE_IDS:
+            head = f"{head}MESSAGE_ID={MESSAGE_IDS[event]}\n"
+        pairs = [("MESSAGE", message(event, fields)), (f"{PREFIX}EVENT", event)]
+        for name, value in fields.items():
+            if value is not None:
+                kind = type(value)
+                text = value if kind is str else str(value) if kind in NUMBERS else _ENCODE(value)
+                pairs.append((field_name(name), text))
+        rows = [f"{name}={text}\n" for name, text in pairs if "\n" not in text]
+        entry = encoded(head + "".join(rows))
+        if len(rows) == len(pairs):
+            return entry
+        return entry + b"".join(_long(name, text) for name, text in pairs if "\n" in text)
 
 
 def message(event: str, fields: Mapping[str, Any]) -> str:

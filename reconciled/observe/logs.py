@@ -26,7 +26,7 @@ from reconciled.core.folding import Folder, Recovery, Summary, Suppress
 from reconciled.observe import foreign
 from reconciled.observe.bound import LEVELS, BoundLog, bound_log_class, set_level
 from reconciled.observe.descriptor import open_descriptor
-from reconciled.observe.entries import journal_entry
+from reconciled.observe.entries import JournalEntries, identifier_of
 from reconciled.observe.journald import SOCKET, open_journal
 from reconciled.observe.lines import Renderer, Stamp, colour_line, json_line, text_line
 from reconciled.observe.redaction import REDACTED, Redactor, names_secret
@@ -272,9 +272,10 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
 ) -> Logs:
     """The log on *descriptor*, in *style* (auto, text, json or journal) from *level* on.
 
-    auto is the journal where the manager has connected *descriptor* to it, text on a terminal, and
-    JSON elsewhere; so is journal where there is none. *environment*: JOURNAL_STREAM, NO_COLOR and
-    TERM are looked at. *clock* times the folding and must be monotonic; *wall* stamps lines.
+    auto is the journal where the manager has connected *descriptor* to it, text on a terminal,
+    and JSON elsewhere; so is journal where there is none. Of *environment* JOURNAL_STREAM,
+    RUNTIME_DIRECTORY, NO_COLOR and TERM are looked at. *clock* times the folding and must be
+    monotonic; *wall* stamps lines.
     """
     stamp = Stamp()
     native = None
@@ -282,7 +283,10 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
         insist = style == "journal"
         native = open_journal(environment, descriptor, insist=insist, path=journal)
     opened = native or open_descriptor(descriptor)
-    render = journal_entry if native else _renderer(style, environment, terminal=opened.terminal)
+    if native is not None:
+        render: Renderer = JournalEntries(identifier_of(environment))
+    else:
+        render = _renderer(style, environment, terminal=opened.terminal)
 
     def announce(count: int) -> bytes:
         return render(stamp.of(wall()), "warning", "log.dropped", {"count": count})

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_receiver import Receiver, decoded
 
-from reconciled.observe.entries import field_name, journal_entry
+from reconciled.observe.entries import JournalEntries, field_name, identifier_of
 from reconciled.observe.journald import open_journal
 from reconciled.observe.logs import Logs, configure
 from reconciled.observe.sink import Sink
@@ -134,7 +134,7 @@ plain_values = st.recursive(
 @given(fields=st.dictionaries(st.text(min_size=1), plain_values, max_size=6), event=st.text())
 def test_no_value_ends_its_field_or_begins_one(fields: dict[str, Any], event: str) -> None:
     """Whatever stands in values and names, the journal reads the fields that were meant."""
-    entry = decoded(journal_entry("", "info", event, fields))
+    entry = decoded(JournalEntries()("", "info", event, fields))
     assert entry["RECONCILED_EVENT"][0].encode() == event.encode("utf-8", "backslashreplace")
     told = {field_name(name) for name, value in fields.items() if value is not None}
     always = {"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "RECONCILED_EVENT"}
@@ -300,6 +300,24 @@ def test_every_record_is_written_waiting_or_dropped(
     assert len(numbers) == now.written
     assert sum(told) == now.dropped
     assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize(
+    ("directory", "identifier"),
+    [
+        (None, "reconciled"),
+        ("/run/reconciled", "reconciled"),
+        ("/run/reconciled-web", "reconciled-web"),
+        ("/run/reconciled-web:/run/other", "reconciled-web"),
+        ("/run/site", "reconciled"),
+    ],
+)
+def test_an_instance_has_a_name_of_its_own(directory: str | None, identifier: str) -> None:
+    """Entries of an instance are found by ``journalctl -t`` as its standard error is."""
+    environment = {"RUNTIME_DIRECTORY": directory} if directory else {}
+    assert identifier_of(environment) == identifier
+    entry = decoded(JournalEntries(identifier)("", "info", "a.b", {}))
+    assert entry["SYSLOG_IDENTIFIER"] == [identifier]
 
 
 # -- when it is chosen ----------------------------------------------------------------------------
