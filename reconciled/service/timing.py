@@ -86,7 +86,7 @@ def inhibit_delay(facts: UnitFacts, limits: StopLimits) -> Finding | None:
         return None
     want = span(math.ceil(need))
     return Finding(
-        Grade.ADVICE,
+        Grade.NOTE,
         "InhibitDelayMaxSec",
         f"InhibitDelayMaxSec={span(have)} of logind is below stop.drain"
         f" ({format_duration(limits.drain)}) and a second: a shutdown of the machine cuts the"

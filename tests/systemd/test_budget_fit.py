@@ -33,7 +33,7 @@ STRICT = "[Service]\nExecStart=\nExecStart=reconciled run --strict\n"
 
 def told(service: Service) -> dict[str, str]:
     """The findings in the log, by their directives."""
-    events = ("unit.misfit", "unit.advice")
+    events = ("unit.misfit", "unit.advice", "unit.note")
     found = [entry for entry in service.entries() if entry.event in events]
     return {entry.fields["directive"]: entry.fields["reason"] for entry in found}
 
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_named(service: Service) -> None:
     service.configure(LONG, state=STATE)
     service.drop_in(UNFIT)
     service.start()
-    service.wait_for("unit.advice", directive="InhibitDelayMaxSec")
+    service.wait_for("unit.note", directive="InhibitDelayMaxSec")
     said = told(service)
     assert said.keys() == NAMED.keys()
     assert all(part in said[directive] for directive, part in NAMED.items())
