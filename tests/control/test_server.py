@@ -39,9 +39,10 @@ class Desk:
 
     async def lines(self, sent: bytes) -> list[dict[str, Any]]:
         """What is answered to *sent*, until the server has nothing more to say."""
-        async with await self.connect() as stream:
-            await stream.send_all(sent)
-            data = b"".join([part async for part in stream])
+        with trio.fail_after(server.WITHIN / 2):  # at once, and not at the end of its patience
+            async with await self.connect() as stream:
+                await stream.send_all(sent)
+                data = b"".join([part async for part in stream])
         return [json.loads(line) for line in data.splitlines()]
 
     async def ask(self, verb: str, **arguments: Any) -> Answer:
@@ -105,6 +106,8 @@ async def test_an_acknowledgement_comes_before_the_effect(desk: Desk) -> None:
     """Accepted at once, the answer when it is done."""
     async with await desk.connect() as stream:
         await stream.send_all(b'{"verb": "wait"}\n')
+        with trio.fail_after(5):
+            await trio.lowlevel.wait_readable(stream.socket)
         first = json.loads(await stream.receive_some())
         assert first["accepted"] == "wait"
         await trio.testing.wait_all_tasks_blocked()
