@@ -25,10 +25,17 @@ import trio
 from reconciled.core.folding import Folder, Recovery, Summary, Suppress
 from reconciled.observe import foreign
 from reconciled.observe.bound import LEVELS, BoundLog, bound_log_class, set_level
-from reconciled.observe.descriptor import open_descriptor
-from reconciled.observe.entries import JournalEntries, identifier_of
+from reconciled.observe.descriptor import Descriptor, open_descriptor
+from reconciled.observe.entries import JournalEntries, identifier_of, message
 from reconciled.observe.journald import SOCKET, open_journal
-from reconciled.observe.lines import Renderer, Stamp, colour_line, json_line, text_line
+from reconciled.observe.lines import (
+    Renderer,
+    Stamp,
+    colour_line,
+    encoded,
+    json_line,
+    text_line,
+)
 from reconciled.observe.redaction import REDACTED, Redactor, names_secret
 from reconciled.observe.sink import Sink
 from reconciled.observe.subjects import UNFOLDED, folding_line
@@ -47,6 +54,8 @@ class Logs:
     _wall: Callable[[], float]
     _clock: Callable[[], float]
     _stamp: Stamp
+    # Where the journal is written to by its own protocol: standard error, which leads there too.
+    _spare: Descriptor | None = None
     _loggers: type[BoundLog] = attrs.field(factory=bound_log_class, init=False)
     _folder: Folder = attrs.field(factory=Folder, init=False)
     # Re-entrant, as a finalizer may log in the midst of it; _folding tells, and then nothing folds.
@@ -134,7 +143,10 @@ class Logs:
             summaries = self._folder.flush_all(now) if held else []
         for summary in summaries:
             self.sink.write_from_thread(self._summary_line(summary, now))
-        self.sink.close(timeout)
+        missing = self.sink.close(timeout)
+        if self._spare is not None:
+            self._tell_missing(missing, self._spare)
+            self._spare = None
 
     def line(self, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
         """The rendered line of an event whose fields are plain data already."""
@@ -242,6 +254,13 @@ class Logs:
             fields["repeated"] = recovery.repeated
         self.log.info("fault.recovered", **{**recovery.line.fields, **fields})
 
+    def _tell_missing(self, count: int, spare: Descriptor) -> None:
+        """The journal took nothing to the end: what it reads by standard error waits for it."""
+        with contextlib.suppress(OSError):
+            if count:
+                spare.write(encoded(f"<4>{message('log.dropped', {'count': count})}\n"))
+            spare.close()
+
     def _moment(self, then: float, now: float) -> str:
         return self._stamp.of(self._wall() - (now - then))
 
@@ -282,7 +301,8 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
     if style in ("auto", "journal"):
         insist = style == "journal"
         native = open_journal(environment, descriptor, insist=insist, path=journal)
-    opened = native or open_descriptor(descriptor)
+    inherited = open_descriptor(descriptor)
+    opened, spare = (native, inherited) if native else (inherited, None)
     if native is not None:
         render: Renderer = JournalEntries(identifier_of(environment))
     else:
@@ -292,7 +312,7 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
         return render(stamp.of(wall()), "warning", "log.dropped", {"count": count})
 
     sink = Sink(opened, announce, datagrams=native is not None)
-    logs = Logs(sink, Redactor(), render, wall, clock, stamp)
+    logs = Logs(sink, Redactor(), render, wall, clock, stamp, spare)
     logs.set_level(level)
     if style == "journal" and native is None:
         reason = f"there is no journal at {journal}: lines are JSON on standard error instead"

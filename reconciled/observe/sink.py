@@ -145,15 +145,16 @@ class Sink:
         finally:
             self._wake = None
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float) -> int:
         """Write what waits, for *timeout* seconds at most, and drop the rest. Any thread.
 
-        Afterwards records are only counted. End flush_forever() first, unless the process ends.
+        Gives how many are missing without having been announced. Afterwards records are only
+        counted. End flush_forever() first, unless the process ends.
         """
         until = time.monotonic() + timeout
         with self._locked(timeout) as held:
             if not held or self._closed:
-                return
+                return 0
             self._flush()
             while self._waiting and (left := until - time.monotonic()) > 0:
                 if not self._poll(left):
@@ -164,6 +165,7 @@ class Sink:
             self._closed = True
             with contextlib.suppress(OSError):
                 self._descriptor.close()
+            return self._unannounced
 
     def _write_or_queue(self, record: bytes) -> None:
         if self._inside:

@@ -381,3 +381,29 @@ def test_last_words_come_after_what_was_said_before(receiver: Receiver, logs: Lo
     logs.close()
     events = [entry["RECONCILED_EVENT"] for entry in receiver.entries()]
     assert events == [["daemon.crashed"], ["stop.ended"]]
+
+
+def test_what_is_missing_at_the_end_is_told_on_standard_error(receiver: Receiver) -> None:
+    """A journal that takes nothing to the end finds the count where it reads standard error."""
+    reader, writer = os.pipe()
+    logs = configure("journal", descriptor=writer, journal=str(receiver.path), environment={})
+    for number in range(50):
+        logs.log.info("a.b", number=number)
+    logs.close(0)
+    os.close(writer)
+    missing = 50 - len(receiver.entries())
+    assert 0 < missing < 50
+    assert os.read(reader, 1000) == f"<4>log.dropped (count={missing})\n".encode()
+    os.close(reader)
+
+
+def test_nothing_is_told_where_nothing_is_missing(receiver: Receiver) -> None:
+    """Standard error stays empty while the journal takes all."""
+    reader, writer = os.pipe()
+    logs = configure("journal", descriptor=writer, journal=str(receiver.path), environment={})
+    logs.log.info("a.b")
+    logs.close()
+    os.close(writer)
+    assert len(receiver.entries()) == 1
+    assert os.read(reader, 1000) == b""
+    os.close(reader)

@@ -185,6 +185,28 @@ def test_a_journal_that_stands_still_holds_up_nothing(talker: Service) -> None:
     talker.stop()
 
 
+def test_what_a_journal_missed_to_the_end_is_told(talker: Service) -> None:
+    """A daemon that ends while the journal stands still leaves the count for it, and the report."""
+    beats = "/var/lib/reconciled/beats"
+    talker.declare("all", kind="Talk", do="flood", beats=beats)
+    talker.start()
+    wait_for_quiet(talker)
+    # Of that process: a unit that was stopped has no run any more to ask about.
+    of_run = ("-o", "json", "_TRANSPORT=stdout", f"_PID={talker.property('MainPID')}")
+    with standing_still(talker.box):
+        talker.box.write(f"{beats}.go", "")
+        wait_until((talker.box.root / beats.lstrip("/")).exists, "the end of the flood")
+        talker.stop()
+    wait_until(lambda: talker.box.run("journalctl", *of_run).stdout, "a line on standard error")
+    told = json.loads(talker.box.run("journalctl", *of_run).stdout)
+    assert told["PRIORITY"] == "4"
+    dropped = re.fullmatch(r"log.dropped \(count=(\d+)\)", told["MESSAGE"])
+    assert dropped
+    report = json.loads(talker.box.read("/var/lib/reconciled/last-stop.json"))
+    # The report was written before the last lines.
+    assert 0 < report["log_lines_dropped"] <= int(dropped[1])
+
+
 def test_a_journal_that_was_stopped_gets_what_it_missed(own_box: Box) -> None:
     """Journal and sockets are stopped and started: not a line of the time between is lost."""
     service = Service(own_box)
