@@ -127,10 +127,20 @@ class Listeners:
         """
         if config.http == self.section:
             return None
-        # In a thread, as a name may have to be looked up, and h11 be read.
-        opened = await trio.to_thread.run_sync(
-            _open, config.http, (), limiter=trio.CapacityLimiter(1)
-        )
+        try:
+            # In a thread, as a name may have to be looked up, and h11 be read. A stop does not
+            # wait for it: what it opens then goes with the process.
+            opened = await trio.to_thread.run_sync(
+                _open, config.http, (), abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+            )
+        except ListenRefused as refused:
+            now, new = self.section, config.http
+            if refused.in_use and now is not None and new is not None and now.port == new.port:
+                raise ListenRefused(
+                    f"{new.listen} cannot be listened on beside {now.listen}, which is in use "
+                    "until the change: take another port, or restart the daemon"
+                ) from refused
+            raise
         return Change(self, config.http, opened)
 
     def take_over(self, config: HttpConfig | None, opened: list[socket.socket]) -> None:

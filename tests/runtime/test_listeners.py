@@ -284,6 +284,22 @@ async def test_c13_3_a_port_in_use_changes_nothing(world: World, autojump_clock:
         assert "200 OK" in str(await get(taken))
 
 
+async def test_an_address_that_overlaps_the_present_one(
+    world: World, autojump_clock: MockClock
+) -> None:
+    """Both cannot be open at once: the reload is rejected, and says what helps."""
+    port = free()
+    listen(world, port)
+    async with world.running():
+        text = world.config.read_text()
+        world.config.write_text(text.replace("127.0.0.1:", "0.0.0.0:"))
+        answer = await reloaded(world)
+        assert answer.code == 78
+        assert f"0.0.0.0:{port} cannot be listened on beside 127.0.0.1:{port}" in answer.lines[0]
+        assert "restart the daemon" in answer.lines[0]
+        assert "200 OK" in str(await get(port))
+
+
 async def test_an_open_connection_outlives_the_change(
     world: World, autojump_clock: MockClock
 ) -> None:
