@@ -215,6 +215,7 @@ def test_a_journal_that_was_stopped_gets_what_it_missed(own_box: Box) -> None:
     service.declare("one", apply=["true"])
     service.start()
     service.wait_for("reconcile.done", key="x/one")
+    wait_for_quiet(service)
     units = [f"systemd-journald{each}" for each in (".socket", "-dev-log.socket", ".service")]
     own_box.run("systemctl", "stop", *units, "systemd-journald-audit.socket", check=False)
     states = own_box.run("systemctl", "is-active", *units, check=False).stdout.split()
@@ -225,7 +226,7 @@ def test_a_journal_that_was_stopped_gets_what_it_missed(own_box: Box) -> None:
     service.wait_for("reconcile.done", key="x/two")
     service.stop()
     assert service.property("Result") == "success"
-    assert service.all("stop.ended")
+    service.wait_for("stop.ended")
     assert not service.all("log.dropped")
 
 
@@ -262,6 +263,7 @@ def test_a_bad_stop_can_be_read(service: Service) -> None:
     wait_for_quiet(service)
     run = service.property("InvocationID")
     service.stop(check=False)
+    service.box.run("journalctl", "--sync")
     of_run = (f"INVOCATION_ID={run}", "+", f"_SYSTEMD_INVOCATION_ID={run}")
     shown = service.box.run("journalctl", *of_run).stdout
     golden = GOLDEN.read_text().splitlines()
