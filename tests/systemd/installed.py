@@ -87,6 +87,9 @@ class Service:
         self.systemctl("reset-failed", self.unit, check=False)
         self.box.run("systemd-tmpfiles", "--create", "/usr/lib/tmpfiles.d/reconciled.conf")
         shutil.copy(PROBE, self._made("plugins/probe.py"))
+        # An entry of ours, so that the one at the cursor is never one of the unit's.
+        self.box.run("logger", "--tag=tests", "a test begins")
+        self.box.run("journalctl", "--sync")
         shown = self.box.run("journalctl", "-n", "0", "--show-cursor", "--quiet").stdout
         self.cursor = shown.partition("cursor: ")[2].strip()
 
@@ -207,7 +210,8 @@ class Service:
 
     def journal(self, *words: str) -> str:
         """What journalctl shows of the unit since the test began."""
-        after = (f"--after-cursor={self.cursor}",) if self.cursor else ()
+        # Not --after-cursor: with a filter it swallows the first entry that fits.
+        after = (f"--cursor={self.cursor}",) if self.cursor else ()
         return self.box.run("journalctl", "--no-pager", *after, "-u", self.unit, *words).stdout
 
     def text(self) -> str:
