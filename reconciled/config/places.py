@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _DEFAULT = Path("/etc/reconciled/reconciled.yaml")
-# The runtime directory of the installed service.
-_RUNTIME = Path("/run/reconciled")
+# Where a service manager makes directories for configurations and for what a start needs.
+_ETC, _RUN = Path("/etc"), Path("/run")
 _SOCKET = "control.sock"
 # Where nothing is said of it; a directory that is not there is no fault.
 INCLUDED = ("conf.d/*.yaml",)
@@ -66,9 +66,10 @@ def _sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     directory = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if directory:
         yield Path(directory) / _SOCKET
-    elif config == _DEFAULT:
-        # A person at a terminal, who asks the installed service, does not have its environment.
-        yield _RUNTIME / _SOCKET
+    elif config.parent.parent == _ETC and config.parent.name.startswith("reconciled"):
+        # A person at a terminal does not have the environment of the service that is meant, but
+        # its manager names all of its directories alike, those of an instance too.
+        yield _RUN / config.parent.name / _SOCKET
     state = find_state(config, environ)
     if state is not None:
         yield state / _SOCKET

@@ -90,6 +90,9 @@ class Listeners:
         own = not any(leads_to(config.control, each) for each in control)
         if own:
             control.insert(0, open_control(config.control, kept))
+        else:
+            for each in kept:
+                each.close()
         try:
             http = _open_at_start(config.http, kept_http)
         except ListenRefused:

@@ -117,25 +117,28 @@ def test_the_socket_is_the_daemons(tmp_path: Path) -> None:
         assert find_socket(main, environ) == load(main, environ).config.control
 
 
+@pytest.mark.parametrize("name", ["reconciled", "reconciled-site"])
 def test_a_person_finds_the_socket_of_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """With the installed configuration and no environment it is in the service's own directory.
+    """With the configuration of an installed service, and no environment, its socket is found.
 
-    With any other configuration it is not: that would be another daemon.
+    With any other configuration it is not: that would be another daemon, or none of ours.
     """
-    main = written(tmp_path, VALID + "state: state\n")
-    monkeypatch.setattr(places, "_DEFAULT", main)
-    monkeypatch.setattr(places, "_RUNTIME", tmp_path / "run")
-    assert find_socket(main, {}) == tmp_path / "run/control.sock"
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state/control.sock").touch()  # a daemon that no manager has started
-    assert find_socket(main, {}) == tmp_path / "state/control.sock"
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/control.sock").touch()
-    assert find_socket(main, {}) == tmp_path / "run/control.sock"
-    other = written(tmp_path, VALID, "other.yaml")
-    assert find_socket(other, {}) is None
+    monkeypatch.setattr(places, "_ETC", tmp_path / "etc")
+    monkeypatch.setattr(places, "_RUN", tmp_path / "run")
+    (tmp_path / "etc").mkdir()
+    main = written(tmp_path / "etc", VALID + "state: state\n", f"{name}/reconciled.yaml")
+    assert find_socket(main, {}) == tmp_path / f"run/{name}/control.sock"
+    (main.parent / "state").mkdir()
+    (main.parent / "state/control.sock").touch()  # a daemon that no manager has started
+    assert find_socket(main, {}) == main.parent / "state/control.sock"
+    (tmp_path / f"run/{name}").mkdir(parents=True)
+    (tmp_path / f"run/{name}/control.sock").touch()
+    assert find_socket(main, {}) == tmp_path / f"run/{name}/control.sock"
+    for other in ("etc/docker", "opt/reconciled"):
+        (tmp_path / other).mkdir(parents=True)
+        assert find_socket(written(tmp_path / other, VALID), {}) is None
 
 
 def test_a_socket_that_was_moved_in_the_configuration_alone(tmp_path: Path) -> None:

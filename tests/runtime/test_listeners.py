@@ -20,7 +20,7 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.addresses import ListenRefused
+from reconciled.control.addresses import ListenRefused, open_control
 from reconciled.control.protocol import Answer
 from reconciled.runtime import listeners, reload
 from reconciled.runtime.listeners import Listeners
@@ -170,12 +170,12 @@ def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None
 def test_an_activated_socket_is_the_managers(tmp_path: Path, manager: Manager, place: str) -> None:
     """It is served beside the daemon's own, or in its place, never stored and never removed."""
     path = tmp_path / ("s" if place == "at its own path" else "activated")
-    with socket.socket(socket.AF_UNIX) as made:
+    with socket.socket(socket.AF_UNIX) as made, open_control(tmp_path / "earlier") as old:
         made.bind(str(path))
         made.listen()
         ours = Listeners.opened(
             config(tmp_path),
-            handed(control=[made]),
+            handed(control=[made], kept_control=[old]),
             manager.notifier,
             structlog.get_logger(),
         )
@@ -184,6 +184,8 @@ def test_an_activated_socket_is_the_managers(tmp_path: Path, manager: Manager, p
     assert names == ([*own, str(path)] if place == "beside" else own)
     stored = manager.stored()
     assert stored == (["store kept-control 1"] if place == "beside" else [])
+    with pytest.raises(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "earlier"))  # neither we nor the manager have it open
     ours.close()
     assert path.exists()
 
