@@ -29,7 +29,8 @@ from reconciled.programs.survivors import KILL_TAKES, POLL, Survivor, find, is_o
 
 Tell = Callable[[str], None]
 # Whom this waits for, for people, and for how many seconds it does so at most before the next
-# measure. Called as long as it waits, at least every third of those seconds.
+# measure. Called as long as it waits, at least every third of those seconds, and when it waits
+# for somebody else.
 Report = Callable[[str, float], None]
 REPORT_EVERY = 5.0
 _KILL, _PARENT = 2, 3
@@ -67,6 +68,7 @@ class Reaper:
     _strays: dict[Identity, Patient] = attrs.field(factory=dict, init=False)
     _spared: list[Survivor] = attrs.field(factory=list, init=False)
     _report_at: float = attrs.field(default=-math.inf, init=False)
+    _reported: str = attrs.field(default="", init=False)
 
     def reap(self, operations: Path) -> bool:
         """See to everybody of *operations*, the directory; whether force was needed.
@@ -108,14 +110,18 @@ class Reaper:
 
     def _tell_waiting(self, waiting: Sequence[Patient]) -> None:
         now = time.monotonic()
-        if self.report is None or now < self._report_at:
-            return
         last = max(waiting, key=lambda patient: patient.until)
         seconds = max(0.0, last.until - now)
         doing = "ends" if last.measure else "waits for"
         more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        self.report(f"{doing} {last.name}{more}, {format_duration(round(seconds))} left", seconds)
-        self._report_at = now + min(REPORT_EVERY, max(seconds, KILL_TAKES) / 3)
+        whom = f"{doing} {last.name}{more}"
+        if self.report is None or (whom == self._reported and now < self._report_at):
+            return
+        self.report(f"{whom}, {format_duration(round(seconds))} left", seconds)
+        self._report_at, self._reported = (
+            now + min(REPORT_EVERY, max(seconds, KILL_TAKES) / 3),
+            whom,
+        )
 
     def _survivors(self, operations: Path) -> Iterator[Survivor]:
         for directory in sorted(operations.iterdir()) if operations.is_dir() else ():

@@ -247,6 +247,25 @@ def test_no_trio(state: Path) -> None:
     assert done.stdout.split() == ["0", "False"]
 
 
+def test_it_says_at_once_whom_it_waits_for_now(state: Path) -> None:
+    """What it says of whom it waits for is true as soon as somebody has gone, not seconds later."""
+    left_behind(state, ENDS_ON_WORD, budget=20, name=ID + "A")
+    left_behind(state, ENDS_ON_WORD, name=ID + "B")
+    heard: list[str] = []
+
+    def hear(text: str, _seconds: float) -> None:
+        heard.append(text.rpartition(",")[0])
+        if "more" not in text:
+            (state / "go").touch()
+
+    said: list[str] = []
+    assert not Reaper(600, 30, said.append, report=hear).reap(state / "operations")
+    assert heard == [
+        f"ends apply of operation {ID}B, and 1 more",
+        f"waits for apply of operation {ID}A",
+    ]
+
+
 # -- the unit's control group --------------------------------------------------
 
 
