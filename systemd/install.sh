@@ -63,28 +63,39 @@ check_python() {
 # old version as it was. Built from a copy, for the checkout may be read-only. The service's
 # environment has no pip: that of another one, thrown away afterwards, installs into it.
 install_program() {
-    local work source=() fetched
-    [ -z "$WHEELS" ] || source=(--no-index --find-links "$WHEELS")
+    local work fetched version
+    version="$(version_of) $PREFIX"
+    if [ -e "$MARK" ] && [ "$(cat "$MARK")" = "$version" ]; then
+        echo "This version is installed already."
+        return
+    fi
     work=$(mktemp -d)
     # shellcheck disable=SC2064
     trap "rm -rf -- '$work'" EXIT
-    fetched=(--no-index --find-links "$work/wheels")
+    fetched=(--no-index --find-links "${WHEELS:-$work/wheels}")
     mkdir -p "$work/source"
     cp -r reconciled pyproject.toml README.md LICENSE "$work/source"
     find "$work/source" -name __pycache__ -prune -exec rm -rf -- {} +
     "$PYTHON" -m venv "$work/pip"
     pip() { "$work/pip/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
-    pip download "${source[@]}" --require-hashes --dest "$work/wheels" -r requirements/run.txt
+    [ -n "$WHEELS" ] || pip download --require-hashes --dest "$work/wheels" -r requirements/run.txt
 
-    "$PYTHON" -m venv --without-pip "$PLACE"
+    mkdir -p "$PLACE"
     : >"$MARK"
+    "$PYTHON" -m venv --without-pip "$PLACE"
     pip --python "$PLACE/bin/python" install "${fetched[@]}" --require-hashes -r requirements/run.txt
     pip --python "$PLACE/bin/python" install --no-index --no-deps --no-build-isolation "$work/source"
     if [ -n "$DESTDIR" ]; then      # scripts name their interpreter by its place of today
         sed -i "1s|^#!.*|#!$PREFIX/bin/python3|" "$PLACE/bin/reconciled"
     fi
-    mkdir -p "$DESTDIR$BINDIR"
-    ln -sfn "$PREFIX/bin/reconciled" "$DESTDIR$BINDIR/reconciled"
+    echo "$version" >"$MARK"        # last: an installation that was cut off is made again
+}
+
+# What the program is made of, in one word: the same again is not installed under a running daemon.
+version_of() {
+    { find reconciled -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum
+      sha256sum pyproject.toml requirements/run.txt
+      "$PYTHON" -c 'import sys; print(sys.version)'; } | sha256sum | cut -d' ' -f1
 }
 
 # A key that systemd does not know is a warning in the log at each reload, so each drop-in in
@@ -122,6 +133,8 @@ install_service() {
     check install-service
     check_python
     install_program
+    mkdir -p "$DESTDIR$BINDIR"
+    ln -sfn "$PREFIX/bin/reconciled" "$DESTDIR$BINDIR/reconciled"
     install_units
     install_configuration
     [ -z "$DESTDIR" ] || { echo "Installed below $DESTDIR."; return; }
