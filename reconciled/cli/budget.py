@@ -72,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
     limits, declared = config.stop, declared_budgets(surveyed)
     too_long = [each for each in declared if each.seconds > limits.critical]
     measured = _measured(config.state)
-    unit = look_at(arguments.unit, limits)
+    unit = look_at(arguments.unit, config)
     if arguments.json:
         say_json(_as_data(limits, declared, measured, unit))
     else:

@@ -140,7 +140,7 @@ def _contents(prepared: Prepared, found: Grades) -> list[Surveyed]:
 
 def _unit(name: str | None, config: Config, surveyed: list[Surveyed], found: Grades) -> None:
     """The unit *name*, which has to be there; None: ours, if it is."""
-    unit = look_at(name, config.stop)
+    unit = look_at(name, config)
     found.unit = unit
     if unit.facts is None:
         if name is None:
@@ -225,7 +225,8 @@ def _print(path: Path, found: Grades, *, bad: bool) -> None:
         say(f"{grade:<12} {word}")
     if found.unit is not None and (remedies := found.unit.remedies):
         say()
-        say(f"# What puts the unit right, for {found.unit.shell}:")
+        what = "What puts the unit right" if found.unit.warnings else "Where you want what is noted"
+        say(f"# {what}, for {found.unit.shell}:")
         for line in to_paste(remedies):
             say(line)
         say()

@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in ("check", "budget"):
         added[name].add_argument(
-            "--unit", metavar="NAME", help="of the service (reconciled.service, where it is loaded)"
+            "--unit",
+            metavar="NAME",
+            help="of the service (the configuration's own, where it is loaded)",
         )
     added["plan"].add_argument("keys", nargs="*", metavar="KEY", help="only these")
     for name in ("check", "plan", "budget"):

@@ -12,7 +12,6 @@ import attrs
 
 from reconciled.config.model import Config
 from reconciled.core.resources import Origin
-from reconciled.core.stages import StopLimits
 from reconciled.reconcilers.file import File
 from reconciled.runtime.survey import Surveyed
 from reconciled.service.comparison import compare
@@ -22,6 +21,7 @@ from reconciled.service.sandbox import obstacle
 from reconciled.service.unit import UnitFacts, Unread
 
 UNIT = "reconciled.service"
+_ETC = Path("/etc")
 
 
 @attrs.frozen
@@ -80,15 +80,23 @@ class Unit:
         }
 
 
-def look_at(name: str | None, limits: StopLimits) -> Unit:
-    """Compare *limits* with the unit *name*; None: with ours, where it is loaded."""
-    named = name or UNIT
+def unit_of(config: Config) -> str:
+    """The unit that runs with *config*, by the place that its manager gives configurations."""
+    directory = Path(config.files[0]).parent if config.files else _ETC
+    instance = directory.name.removeprefix("reconciled-")
+    of_instance = directory.parent == _ETC and instance not in ("", directory.name)
+    return f"reconciled@{instance}.service" if of_instance else UNIT
+
+
+def look_at(name: str | None, config: Config) -> Unit:
+    """Compare *config* with the unit *name*; None: with its own, where that is loaded."""
+    named = name or unit_of(config)
     if "." not in named:
         named += ".service"
     facts = read_unit(named, os.environ)
     if isinstance(facts, Unread):
         return Unit(named, reason=facts.reason)
-    return Unit(facts.name, facts, compare(facts, limits))
+    return Unit(facts.name, facts, compare(facts, config.stop))
 
 
 def to_paste(remedies: Iterable[Remedy]) -> list[str]:

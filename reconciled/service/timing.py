@@ -84,13 +84,13 @@ def inhibit_delay(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     have, need = facts.inhibit_delay, limits.drain + LOCK_MARGIN
     if have is None or have >= need:
         return None
-    want = span(math.ceil(need))
+    want, before = span(math.ceil(need)), format_duration(max(0.0, have - LOCK_MARGIN))
     return Finding(
         Grade.NOTE,
         "InhibitDelayMaxSec",
         f"InhibitDelayMaxSec={span(have)} of logind is below stop.drain"
-        f" ({format_duration(limits.drain)}) and a second: a shutdown of the machine cuts the"
-        f" drain short; set {want}",
+        f" ({format_duration(limits.drain)}) and a second: before a shutdown of the machine at most"
+        f" {before} are drained, and the rest in the stop that follows; set {want} for all of it",
         Remedy(
             _LOGIND_FILE,
             f"[Login]\nInhibitDelayMaxSec={want}\n",

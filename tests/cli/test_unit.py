@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -11,7 +12,7 @@ import pytest
 import trio
 from desk import Desk
 
-from reconciled.cli.unit import to_paste
+from reconciled.cli.unit import to_paste, unit_of
 from reconciled.core.resources import Key
 from reconciled.journal.durable import DurableOperations
 from reconciled.journal.records import Ending
@@ -190,3 +191,28 @@ async def operate(state: Path) -> None:
             clock += seconds
             await operations.end(record.id, Ending.FAILED if how == "failed" else Ending.DONE)
         nursery.cancel_scope.cancel(reason="written")
+
+
+@pytest.mark.parametrize(
+    ("place", "unit_name"),
+    [
+        ("/etc/reconciled/reconciled.yaml", "reconciled.service"),
+        ("/etc/reconciled-web/reconciled.yaml", "reconciled@web.service"),
+        ("/etc/reconciled-/reconciled.yaml", "reconciled.service"),
+        ("/srv/reconciled-web/reconciled.yaml", "reconciled.service"),
+    ],
+)
+def test_the_unit_is_that_of_the_configuration(place: str, unit_name: str) -> None:
+    """An instance's configuration is not measured by the unit and the sandbox of another one."""
+    config = SimpleNamespace(files=[Path(place)])
+    assert unit_of(config) == unit_name  # type: ignore[arg-type]
+
+
+def test_what_is_noted_is_not_called_wrong(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """The unit is not put right by what is only a choice, and check does not say so."""
+    unit["reconciled.service"] = attrs.evolve(FITTING, inhibit_delay=5.0)
+    desk.configure()
+    said = desk.say("check")
+    assert "unit         ok, reconciled.service" in said.lines
+    assert "at most 4s are drained, and the rest in the stop that follows" in said.err
+    assert "# Where you want what is noted, for a root shell:" in said.lines
