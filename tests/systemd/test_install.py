@@ -49,7 +49,13 @@ def wheels() -> Path:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Box]:
     """A machine that never had the program, no network, and a checkout that cannot be written."""
-    binds = (f"{CHECKOUT}:/mnt/source", f"{wheels}:/mnt/wheels")
+    # Of its own, for what somebody edits meanwhile would be another version.
+    source = tmp_path_factory.mktemp("source")
+    for name in ("reconciled", "systemd", "requirements"):
+        shutil.copytree(CHECKOUT / name, source / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, source)
+    binds = (f"{source}:/mnt/source", f"{wheels}:/mnt/wheels")
     try:
         with booted(tmp_path_factory.mktemp("machine"), *binds) as made:
             asked = made.run("/usr/bin/python3", "-c", "import ensurepip, venv", check=False)
