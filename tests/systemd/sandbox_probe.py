@@ -157,8 +157,9 @@ TRIALS: dict[str, Callable[[], object]] = {
     "pidfd": lambda: os.close(os.pidfd_open(os.getpid())),
     "memfd": lambda: os.close(os.memfd_create("probe")),
     "setrlimit": lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
-    # It asks by netlink which families there are; a name would ask for files that a guest may lack.
+    # A name would ask for files that a guest may lack.
     "getaddrinfo": lambda: socket.getaddrinfo("127.0.0.1", 80, flags=socket.AI_ADDRCONFIG),
+    "interface names": socket.if_nameindex,
     "unix listener": lambda: listener(socket.AF_UNIX, str(HERE / "socket")),
     "tcp listener": lambda: listener(socket.AF_INET, ("127.0.0.1", 0)),
     "boot id": lambda: Path("/proc/sys/kernel/random/boot_id").read_text(),
