@@ -1,0 +1,274 @@
+"""Whatever happens to the service, in whatever order: nothing runs twice, is cut, or is left over.
+
+    CHAOS_SEED=123 pytest tests/systemd/test_chaos.py      the same choices again
+    CHAOS_EVENTS=40 pytest tests/systemd/test_chaos.py     longer, by hand
+
+The programs are tests/systemd/chaos_actor.py, which tell a ledger what they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+from box import Box
+from installed import ETC, LOOK, STATE, Service, wait_until
+
+SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
+EVENTS = int(os.environ.get("CHAOS_EVENTS", "10"))
+ACTOR = Path(__file__).parent / "chaos_actor.py"
+BUDGET = "20s"
+STOP = {"drain": "200ms", "critical": BUDGET, "cleanup": "1s"}
+SOON = "[Service]\nRestartSec=100ms\nLimitCORE=0\n"
+# What the daemon may end with; an end by a signal, ours, has no code.
+CODES = {"0", "3", "75", "78"}
+# name: how long its program works, what the program is, what the manifest says
+KEYS: dict[str, tuple[float, list[str], dict[str, object]]] = {
+    "grave": (0.6, ["critical"], {"critical": {"budget": BUDGET}}),
+    "graver": (1.2, ["critical", "steps"], {"critical": {"budget": BUDGET}}),
+    "plain": (0.4, [], {}),
+    "stepwise": (0.8, ["steps"], {}),
+    "once": (0.3, [], {"once": True}),
+    "grave-once": (0.5, ["critical"], {"once": True, "critical": {"budget": BUDGET}}),
+}
+
+
+@attrs.frozen
+class Line:
+    """One line of the ledger."""
+
+    what: str
+    key: str
+    operation: str
+    attempt: int
+    step: str
+    pid: int
+    at: float
+
+
+@attrs.define(eq=False)
+class Chaos:
+    """The service, what is declared, and what happens to it."""
+
+    service: Service
+    choose: random.Random
+    versions: dict[str, int] = attrs.field(factory=dict)
+    gone: set[str] = attrs.field(factory=set)
+    begun: list[subprocess.Popen[str]] = attrs.field(factory=list)
+    told: list[str] = attrs.field(factory=list)
+
+    def declare(self, key: str) -> None:
+        """A manifest of *key* that wants a new version."""
+        seconds, words, spec = KEYS[key]
+        self.versions[key] = self.versions.get(key, 0) + 1
+        self.gone.discard(key)
+        program = [f"{ETC}/programs/actor", key]
+        apply = [*program, str(self.versions[key]), str(seconds), *words]
+        remove = [*program, "gone", "0.1", *(word for word in words if word == "critical")]
+        self.service.declare(key, apply=apply, remove=remove, **spec)
+
+    def happen(self) -> None:
+        """One random event."""
+        events = {self.order: 5, self.change: 6, self.kill: 6, self.outside: 2, self.reload_bad: 1}
+        self.choose.choices(list(events), list(events.values()))[0]()
+        # How far things come before the next event; nobody relies on it.
+        time.sleep(self.choose.choice((0.0, 0.05, 0.2, 0.5)))
+
+    def order(self) -> None:
+        """What an administrator says, waiting for it or not."""
+        verb = self.choose.choice(("stop", "start", "start", "restart", "reload"))
+        if self.choose.random() < 0.5:
+            self.told.append(verb)
+            self.service.systemctl(verb, self.service.unit, check=False)
+        else:
+            self.told.append(f"{verb} &")
+            self.begun.append(self.service.begin(verb))
+
+    def change(self) -> None:
+        """Manifests change; now and then one goes."""
+        for key in self.choose.sample(sorted(KEYS), self.choose.choice((1, 2, 6))):
+            if key not in self.gone and self.choose.random() < 0.1:
+                self.told.append(f"withdraw {key}")
+                self.service.withdraw(key)
+                self.gone.add(key)
+            else:
+                self.told.append(f"declare {key}")
+                self.declare(key)
+
+    def kill(self) -> None:
+        """Somebody kills the daemon, the reaper, or both."""
+        kinds = {"main KILL": 2, "main ABRT": 1, "control KILL": 1, "both": 3}
+        what = self.choose.choices(list(kinds), list(kinds.values()))[0]
+        self.told.append(f"kill {what}")
+        for who in ("main", "control") if what == "both" else (what.split()[0],):
+            if what == "both" and who == "control":
+                self.wait_for_reaper()
+            signal = what.partition(" ")[2] or "KILL"
+            words = (f"--kill-who={who}", f"--signal={signal}", self.service.unit)
+            self.service.systemctl("kill", *words, check=False)
+
+    def wait_for_reaper(self) -> None:
+        """Until the reaper runs, where there is something to reap."""
+        give_up = time.monotonic() + 1
+        while time.monotonic() < give_up and self.service.property("ControlPID") == "0":
+            time.sleep(LOOK)  # between two looks
+
+    def outside(self) -> None:
+        """What else is started anew around it."""
+        services = [("restart", "systemd-journald"), ("restart", "dbus")]
+        words = self.choose.choice([("daemon-reload",), ("daemon-reexec",), *services])
+        self.told.append(" ".join(words))
+        self.service.systemctl(*words, check=False)
+
+    def reload_bad(self) -> None:
+        """A reload with a mistake in the configuration, which is put right afterwards."""
+        self.told.append("reload with a mistake")
+        self.service.file("conf.d/wrong.yaml", "stop: {drain: never}\n")
+        self.service.reload(check=False)
+        (self.service.box.root / ETC.lstrip("/") / "conf.d/wrong.yaml").unlink()
+
+    # -- what came of it ------------------------------------------------------------
+
+    def operations(self) -> list[dict[str, object]]:
+        """Those that are open or held."""
+        told = self.service.box.run("reconciled", "journal", "list", "--json").stdout
+        return [each for each in json.loads(told) if each["state"] in ("open", "held")]
+
+    def state(self, name: str) -> Path:
+        """A file of the state directory, from outside."""
+        return self.service.box.root / STATE.lstrip("/") / name
+
+    def is_so(self, key: str) -> bool:
+        """Whether what is declared of *key* is the case."""
+        made = self.state(f"keys/{key}")
+        if key in self.gone:
+            return not made.exists()
+        return made.exists() and made.read_text() == str(self.versions[key])
+
+    def settled(self) -> bool:
+        """Whether nothing is open but what is held, and all else is as declared."""
+        if all(self.is_so(key) for key in KEYS) and not self.operations():
+            return True
+        found = self.operations()
+        held = {each["key"] for each in found if each["state"] == "held"}
+        others = [key for key in KEYS if f"x/{key}" not in held]
+        return len(held) == len(found) and all(map(self.is_so, others))
+
+    def ledger(self) -> list[Line]:
+        """What the programs have told."""
+        found = []
+        for line in self.state("ledger").read_text().splitlines():
+            what, key, operation, attempt, step, pid, at, _ = line.split()
+            found.append(Line(what, key, operation, int(attempt), step, int(pid), float(at)))
+        return found
+
+
+@pytest.fixture
+def chaos(own_box: Box) -> Chaos:
+    """The service with all keys declared, in a box that only this test has."""
+    service = Service(own_box)
+    service.clean()
+    service.configure(
+        STOP,
+        controllers={"x": {"reconciler": "exec", "watch": [{"directory": "resources"}]}},
+        state=STATE,
+    )
+    program = own_box.root / ETC.lstrip("/") / "programs/actor"
+    program.parent.mkdir()
+    program.write_text("#!/opt/reconciled/bin/python3 -IS\n" + ACTOR.read_text())
+    program.chmod(0o755)
+    service.drop_in(SOON)
+    made = Chaos(service, random.Random(SEED))
+    for key in KEYS:
+        made.declare(key)
+    return made
+
+
+def test_whatever_happens(chaos: Chaos) -> None:
+    """After any sequence of stops, kills, restarts and changes the rules of this module hold."""
+    service = chaos.service
+    service.start()
+    for _ in range(EVENTS):
+        chaos.happen()
+    told = f"CHAOS_SEED={SEED} CHAOS_EVENTS={EVENTS}: {', '.join(chaos.told)}"
+    print(told)
+    for each in chaos.begun:
+        each.communicate(timeout=30)
+    # A start whose daemon was just killed fails as a job; the unit is restarted all the same.
+    service.start(check=False)
+    try:
+        service.wait_for_state("active")
+        wait_until(chaos.settled, "all is settled", within=20)
+    except AssertionError as error:
+        lines = chaos.state("ledger").read_text()
+        pytest.fail(f"{told}\n{error}\n{chaos.operations()}\n{lines}\n{service.text()}")
+    service.stop()
+    wrong = [
+        *wrong_in_ledger(chaos.ledger()),
+        *wrong_in_journal(service.text()),
+        *wrong_in_unit(service),
+    ]
+    assert not wrong, f"{told}\n" + "\n".join([*wrong, service.text()])
+
+
+def wrong_in_ledger(lines: Sequence[Line]) -> list[str]:
+    """Two at once, a critical one that was ended, one that ran twice, a step that was repeated."""
+    wrong = [f"{line}" for line in lines if line.what == "beside-another" or "refused" in line.what]
+    attempts: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.what == "begin":
+            attempts[line.operation].append(line)
+    ended = {line.pid for line in lines if line.what == "end"}
+    for begins in attempts.values():
+        key = begins[0].key
+        wrong += [
+            f"critical, and did not come to its end: {line}"
+            for line in begins
+            if "critical" in KEYS[key][1] and line.pid not in ended
+        ]
+        if "once" in key and len(begins) > 1:
+            wrong.append(f"ran more than once: {begins}")
+        if len({line.attempt for line in begins}) < len(begins):
+            wrong.append(f"two of one attempt: {begins}")
+        for line in begins:
+            noted = [
+                each.step
+                for each in lines
+                if each.operation == line.operation and each.what == "stepped" and each.at < line.at
+            ]
+            if line.step < max(noted, default="0"):
+                wrong.append(f"step {max(noted)} was done, and forgotten: {line}")
+    return wrong + [
+        f"critical, and was asked to end: {line}"
+        for line in lines
+        if line.what == "asked-to-end" and "critical" in KEYS[line.key][1]
+    ]
+
+
+def wrong_in_journal(text: str) -> list[str]:
+    """A traceback, a limit that ran out, an end that is none of the contract's."""
+    patterns: Sequence[str | Callable[[str], bool]] = (
+        r"Traceback \(most recent call last\)",
+        r"timed out|start-limit-hit|Killing process|Failed with result 'timeout'",
+        r"daemon\.crashed|still around after|Main process exited, code=dumped.*SEGV",
+    )
+    wrong = [line for line in text.splitlines() for each in patterns if re.search(each, line)]
+    ends = re.findall(r"Main process exited, code=exited, status=(\d+)", text)
+    return wrong + [f"exit code {code}" for code in ends if code not in CODES]
+
+
+def wrong_in_unit(service: Service) -> list[str]:
+    """What is left after the last stop."""
+    shown = service.show("ActiveState", "Result", "ExecMainStatus")
+    wrong = [] if shown["ActiveState"] == "inactive" else [f"after the stop: {shown}"]
+    group = service.box.root / f"sys/fs/cgroup/system.slice/{service.unit}"
+    return wrong + ([f"left over: {service.processes()}"] if group.exists() else [])
