@@ -33,6 +33,7 @@ from reconciled.files.replacement import (
     read_all,
 )
 from reconciled.files.roots import FileRefused, Place, place_beneath
+from reconciled.threads import in_thread
 
 __all__ = [
     "Comparison",
@@ -317,4 +318,4 @@ async def _in_thread(function: Callable[[], T]) -> T:
     except LookupError:
         limiter = trio.CapacityLimiter(_THREADS)
         _LIMITER.set(limiter)
-    return await trio.to_thread.run_sync(function, limiter=limiter)
+    return await in_thread(function, limiter=limiter)

@@ -15,6 +15,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import trio
 from reconciled.journal.meta import Meta
 from reconciled.journal.opening import close_directory, exchange, reopen
 from reconciled.journal.reserve import Reserve
+from reconciled.threads import NoThread, in_thread
 
 MOST_AT_ONCE = 500  # writes a transaction: bounds what one failed commit takes with it
 SHORTEST_REST, LONGEST_REST = 0.1, 5.0  # seconds between two attempts during trouble
@@ -123,7 +125,7 @@ class Writer:
 
         Not cancellable while it reads. Raises its exception, or StoreClosed.
         """
-        return await trio.to_thread.run_sync(self._read, function, limiter=self._limiter)
+        return await in_thread(partial(self._read, function), limiter=self._limiter)
 
     def _read(self, function: Write) -> Any:
         with self._using:
@@ -163,7 +165,11 @@ class Writer:
     async def _turn(self) -> bool:
         """One transaction of what waits; whether it was committed."""
         batch = self.waiting[:MOST_AT_ONCE]
-        failure = await trio.to_thread.run_sync(self._transact, batch, limiter=self._limiter)
+        try:
+            transact = partial(self._transact, batch)
+            failure = await in_thread(transact, limiter=self._limiter)
+        except NoThread as error:
+            failure = self._failed(error)
         self._settle(batch, failure)
         return failure is None
 
@@ -172,7 +178,10 @@ class Writer:
         self.on_state(self.trouble)
         rest = SHORTEST_REST
         while True:
-            whole = await trio.to_thread.run_sync(self._mend, limiter=self._limiter)
+            try:
+                whole = await in_thread(self._mend, limiter=self._limiter)
+            except NoThread:
+                whole = False
             written = await self._turn()
             if written and whole and not self.waiting:
                 break

@@ -17,6 +17,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -30,6 +31,7 @@ from reconciled.programs.records import Assignment, boot_id
 from reconciled.programs.steps import StepsDamaged, handle_of, read_steps
 from reconciled.programs.supervised import Supervision
 from reconciled.stop import Section, cleanup_scope, covering_section
+from reconciled.threads import in_thread
 
 OUTPUT_LIMIT = 1024 * 1024
 # A program can write 1 GB a second straight to its file, whatever we do: looking more often
@@ -244,7 +246,7 @@ async def _start(
         return launch.start_under_parent(log, supervision, children.supervisors)
 
     try:
-        return await trio.to_thread.run_sync(children.start, start, owner, limiter=children.limiter)
+        return await in_thread(partial(children.start, start, owner), limiter=children.limiter)
     except (OSError, ValueError) as error:
         raise ProgramFailed(why_not_started(launch, error)) from error
 
@@ -260,7 +262,7 @@ async def _until_ended(child: Child, log: Output) -> None:
 async def _look(log: Output) -> None:
     if log.over:
         # To give back 300 MB takes 10-50 ms, too long for the loop.
-        await trio.to_thread.run_sync(log.trim, limiter=current_children().limiter)
+        await in_thread(log.trim, limiter=current_children().limiter)
 
 
 def _kill_at(child: Child, section: Section | None, *, warned: bool) -> float:

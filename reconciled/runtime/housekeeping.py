@@ -16,6 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -24,6 +25,7 @@ import trio
 from reconciled.programs import survivors
 from reconciled.programs.records import Damaged
 from reconciled.runtime.host import Host
+from reconciled.threads import NoThread, in_thread
 
 ALWAYS = 200
 MOST = 2000
@@ -64,14 +66,18 @@ class Housekeeping:
         """A round each hour, and at once after a full one; runs until cancelled."""
         await trio.sleep(FIRST)
         while True:
-            removed = await self.tidy()
+            try:
+                removed = await self.tidy()
+            except NoThread as error:
+                self.host.log.error("chore.failed", chore="old files", reason=str(error))
+                removed = 0
             await trio.sleep(FIRST if removed == AT_ONCE else EVERY)
 
     async def tidy(self) -> int:
         """One round; how many directories went. Cancelled, what is removed is removed."""
         if self.host.store.degraded:
             return 0
-        listed = await trio.to_thread.run_sync(self._list)
+        listed = await in_thread(self._list)
         journal = self.host.operations.log
         over = [
             files
@@ -108,7 +114,7 @@ class Housekeeping:
     async def _remove(self, files: Files, *, unknown: bool) -> bool:
         directory = self.host.operations.root / files.operation
         try:
-            if not await trio.to_thread.run_sync(_remove, directory):
+            if not await in_thread(partial(_remove, directory)):
                 return False
         except OSError as error:
             self.host.log.error("chore.failed", chore="old files", reason=str(error))

@@ -15,6 +15,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -27,6 +28,7 @@ from reconciled.control.server import ControlServer, Verb
 from reconciled.observe.bound import BoundLog
 from reconciled.service.notify import Notifier
 from reconciled.service.sockets import Inherited
+from reconciled.threads import in_thread
 
 ACTIVATED = "control"
 # The manager closes what it is to forget within so many seconds, looked for so often.
@@ -133,8 +135,10 @@ class Listeners:
         try:
             # In a thread, as a name may have to be looked up, and h11 be read. A stop does not
             # wait for it: what it opens then goes with the process.
-            opened = await trio.to_thread.run_sync(
-                _open, config.http, (), abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+            opened = await in_thread(
+                partial(_open, config.http, ()),
+                limiter=trio.CapacityLimiter(1),
+                abandon_on_cancel=True,
             )
         except ListenRefused as refused:
             now, new = self.section, config.http

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from reconciled.journal.records import Ending, OperationRecord, Owned, StepState
 from reconciled.observe.bound import BoundLog
 from reconciled.programs import ProgramFailed, attempts
 from reconciled.stop import Overrun, Section, Work
+from reconciled.threads import in_thread
 
 
 @attrs.define(eq=False)
@@ -173,7 +175,7 @@ class Operations:
         """No program of it may note a step any more."""
         directory = self.root / operation
         if directory.exists():
-            await trio.to_thread.run_sync(attempts.close, directory)
+            await in_thread(partial(attempts.close, directory))
 
     async def _close(self, operation: OpenOperation, ending: Ending) -> None:
         await self.log.end(operation.id, ending)

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import trio
 
 from reconciled.core import recovery as core
 from reconciled.core.jobs import Job
@@ -39,6 +38,7 @@ from reconciled.runtime.pinned import is_removal, unpin
 from reconciled.runtime.run import Run
 from reconciled.service.credentials import missing
 from reconciled.stop import Work
+from reconciled.threads import in_thread
 
 if TYPE_CHECKING:
     from reconciled.runtime.controller import Controller
@@ -100,7 +100,7 @@ class Recovery:
         directory = self._host.operations.root / self.record.id
         if directory.exists():
             fence = partial(attempts.fence, directory, self.record.attempt)
-            await trio.to_thread.run_sync(fence)
+            await in_thread(fence)
         self.log.info(
             "recovery.began",
             name=self.record.name,

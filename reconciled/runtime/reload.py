@@ -9,6 +9,7 @@ still running finishes its old run first, since the queue runs no key twice at o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -24,6 +25,7 @@ from reconciled.observe.bound import BoundLog
 from reconciled.runtime.build import Prepared, Ready, prepared_whole
 from reconciled.runtime.credentials import with_secrets
 from reconciled.runtime.listeners import Change, Listeners
+from reconciled.threads import NoThread, in_thread
 
 # Cannot change under a running daemon: what they name is open and locked.
 FIXED = ("state", "control")
@@ -162,13 +164,18 @@ class Reloader:
     async def reload(self) -> Outcome:
         """Reload now; whatever is wrong is in the log as well."""
         try:
-            loaded = await trio.to_thread.run_sync(
-                load, self.path, self.environ, abandon_on_cancel=True, limiter=_one_thread()
+            loaded = await in_thread(
+                partial(load, self.path, self.environ),
+                limiter=_one_thread(),
+                abandon_on_cancel=True,
             )
             prepared = self._checked(loaded)
             change = await self._listening(loaded.config)
         except Invalid as invalid:
             return self._rejected(invalid)
+        except NoThread as error:
+            self.log.error("reload.failed", problems=0, reason=str(error))
+            return Outcome(reason=str(error))
         for warning in loaded.warnings:
             self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         swap = compare(self.running(), prepared)

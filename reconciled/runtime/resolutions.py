@@ -29,6 +29,7 @@ from reconciled.runtime.controller import Controller
 from reconciled.runtime.host import Host
 from reconciled.runtime.pinned import is_removal
 from reconciled.runtime.settling import gone
+from reconciled.threads import in_thread
 
 # Seconds between two looks where the kernel gives no notice, or something has to be tried again.
 LOOK = 5.0
@@ -175,7 +176,7 @@ class Resolutions:
         await store.forget(record.key)
         for place in ("output", "memory"):
             directory = self.host.state / place / directory_of(record.key)
-            await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
+            await in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
 
     def _drop(self, operation: str, reason: str, decided: Decided | None = None) -> None:
         told = {} if decided is None else {"decision": decided.what.value, "who": decided.who}

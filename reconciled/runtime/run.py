@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from reconciled.core.jobs import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.records import OperationRecord, Owned
@@ -19,6 +17,7 @@ from reconciled.runtime.host import Host
 from reconciled.runtime.operations import InterruptedOperation, OpenOperation
 from reconciled.runtime.pinned import pin
 from reconciled.stop import Work
+from reconciled.threads import in_thread
 
 
 class Run(Declared):
@@ -190,7 +189,7 @@ class Run(Declared):
     async def erase(self) -> None:
         """The key's own files go with the key (invariant 14)."""
         for directory in (self.output, self.memory):
-            await trio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
+            await in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
 
     @asynccontextmanager
     async def cleanup(self) -> AsyncIterator[None]:

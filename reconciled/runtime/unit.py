@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import attrs
 import trio
@@ -16,6 +17,7 @@ import trio
 from reconciled.core.stages import StopLimits
 from reconciled.observe.bound import BoundLog
 from reconciled.service.findings import Finding, Grade
+from reconciled.threads import NoThread, in_thread
 
 
 @attrs.frozen
@@ -68,14 +70,11 @@ class UnitFit:
             if limits == self._compared:
                 continue
             self._compared = limits
-            compared = await trio.to_thread.run_sync(
-                look,
-                self.environ,
-                self.watchdog,
-                limits,
-                limiter=self._limiter,
-                abandon_on_cancel=True,
-            )
+            looks = partial(look, self.environ, self.watchdog, limits)
+            try:
+                compared = await in_thread(looks, limiter=self._limiter, abandon_on_cancel=True)
+            except NoThread as error:
+                compared = Compared(unknown=str(error))
             if compared.unknown:
                 self.log.debug("unit.unread", reason=compared.unknown)
             self._tell(compared)

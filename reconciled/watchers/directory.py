@@ -24,6 +24,7 @@ from reconciled.core.durations import format_duration
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Report, Snapshot, Unavailable
+from reconciled.threads import NoThread, in_thread
 from reconciled.watchers.documents import Documents
 from reconciled.watchers.hints import LONGEST_BURST, Hints
 from reconciled.watchers.listing import Listing, OtherDevice, Parse, ReadFile, read_listing
@@ -112,18 +113,18 @@ class DirectoryWatcher:
     ) -> Listing | Unavailable:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_slowness, report, name=f"slow listing of {self.path}")
-            listing = await trio.to_thread.run_sync(
-                self._list, hints, abandon_on_cancel=True, limiter=self._limiter
-            )
+            lists = partial(self._list, hints)
+            try:
+                listing = await in_thread(lists, abandon_on_cancel=True, limiter=self._limiter)
+            except NoThread as error:
+                listing = Unavailable(_why(self.path, error))
             nursery.cancel_scope.cancel(reason="listed")
         return listing
 
     async def _joined(self, listing: Listing, *, torn: bool) -> Documents:
         # In a thread as well: ten thousand documents would block the loop for some 20 ms.
         following = partial(self._documents.following, listing.files, time.time(), torn=torn)
-        return await trio.to_thread.run_sync(
-            following, abandon_on_cancel=True, limiter=self._limiter
-        )
+        return await in_thread(following, abandon_on_cancel=True, limiter=self._limiter)
 
     async def _report_slowness(self, report: Callable[[Report], None]) -> None:
         await trio.sleep(SLOW)

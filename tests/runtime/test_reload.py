@@ -406,3 +406,21 @@ def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
 
     ignored = {field.name for field in attrs.fields(ControllerConfig) if not field.eq}
     assert ignored == {"origin", "positions", "path"}
+
+
+async def test_a_reload_without_a_thread(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of processes a reload fails with the remedy, and the daemon works on."""
+    world.configure("a")
+    async with world.running() as daemon:
+
+        async def refuse(*_: Any, **__: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(trio.to_thread, "run_sync", refuse)
+            outcome = await daemon.reloader.ask().ended()
+        assert "raise TasksMax=" in outcome.reason
+        assert world.lines("reload.failed")
+        assert (await daemon.reloader.ask().ended()).done

@@ -1,0 +1,143 @@
+"""Work in threads where the system starts none: waited for, run once, and told in the end."""
+
+# ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from reconciled import threads
+from reconciled.core.resources import Key
+from reconciled.core.sources import Report, Unavailable
+from reconciled.journal.durable import DurableOperations
+from reconciled.journal.records import Ending, NotJournaled
+from reconciled.journal.store import Store
+from reconciled.threads import NoThread, in_thread
+from reconciled.watchers.directory import DirectoryWatcher
+
+PACKAGE = Path(threads.__file__).parent
+
+
+class Limit:
+    """The limit of processes: while it is reached no thread starts."""
+
+    def __init__(self) -> None:
+        self.reached = False
+        self.refused = 0
+        self.run_sync = trio.to_thread.run_sync
+
+    async def __call__(self, function: Callable[[], Any], **options: Any) -> Any:
+        if self.reached:
+            self.refused += 1
+            raise RuntimeError("can't start new thread")
+        return await self.run_sync(function, **options)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    made = Limit()
+    monkeypatch.setattr(trio.to_thread, "run_sync", made)
+    return made
+
+
+async def test_a_thread_is_waited_for(limit: Limit, autojump_clock: MockClock) -> None:
+    """The function runs once, as soon as there is a thread, and gives what it gives."""
+    ran = []
+    limit.reached = True
+
+    async def pass_by() -> None:
+        await trio.sleep(threads.PATIENCE / 2)
+        limit.reached = False
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pass_by)
+        assert await in_thread(lambda: ran.append(1) or 7) == 7  # type: ignore[func-returns-value]
+    assert ran == [1]
+    assert limit.refused > 1
+
+
+async def test_without_a_thread_it_is_told_in_the_end(
+    limit: Limit, autojump_clock: MockClock
+) -> None:
+    """After the patience it is an error that whoever works with files expects, and a remedy."""
+    limit.reached = True
+    with pytest.raises(NoThread, match="raise TasksMax= of the unit"):
+        await in_thread(lambda: None)
+    assert trio.current_time() == pytest.approx(threads.PATIENCE, abs=1)
+    assert issubclass(NoThread, OSError)
+
+
+async def test_what_the_function_raises_is_its_own(autojump_clock: MockClock) -> None:
+    """A function that fails of the same thing by itself is not run again."""
+    ran = []
+
+    def fail() -> None:
+        ran.append(1)
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(RuntimeError, match="can't start"):
+        await in_thread(fail)
+    assert ran == [1]
+
+
+def test_nobody_goes_around_it() -> None:
+    """Every thread of the package is started where a limit of the system harms nobody."""
+    around = [
+        str(path.relative_to(PACKAGE))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "to_thread"
+    ]
+    assert around == ["threads.py"]
+
+
+async def test_the_journal_outlives_it(
+    tmp_path: Path, limit: Limit, autojump_clock: MockClock
+) -> None:
+    """Without a thread intents are refused and outcomes wait; with one all is as before."""
+    store, whole = Store.open(tmp_path), trio.Event()
+    store.writer.on_state = lambda trouble: None if trouble else whole.set()
+    operations = DurableOperations.over(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        record = await operations.begin(Key("a/b"), "apply", {})
+        limit.reached = True
+        with pytest.raises(NotJournaled, match="no thread can be started"):
+            await operations.begin(Key("c/d"), "apply", {})
+        async with trio.open_nursery() as ending:
+            ending.start_soon(operations.end, record.id, Ending.DONE)
+            await trio.sleep(60)
+            assert store.unwritable
+            limit.reached = False
+        await whole.wait()
+        await operations.begin(Key("e/f"), "apply", {})
+        assert not store.unwritable
+        nursery.cancel_scope.cancel(reason="the test is over")
+
+
+async def test_a_directory_that_cannot_be_listed_for_it(
+    tmp_path: Path, limit: Limit, autojump_clock: MockClock
+) -> None:
+    """A source is unavailable meanwhile, with the reason, and never empty."""
+    limit.reached = True
+    heard: list[Report] = []
+    told = trio.Event()
+
+    def report(outcome: Report) -> None:
+        heard.append(outcome)
+        told.set()
+
+    async with trio.open_nursery() as nursery:
+        watcher = DirectoryWatcher(tmp_path, lambda *_: ([], []))
+        nursery.start_soon(watcher.watch, report)
+        await told.wait()
+        nursery.cancel_scope.cancel(reason="the test is over")
+    (outcome,) = heard
+    assert isinstance(outcome, Unavailable)
+    assert "no thread can be started" in outcome.reason
