@@ -98,17 +98,17 @@ version_of() {
       "$PYTHON" -c 'import sys; print(sys.version)'; } | sha256sum | cut -d' ' -f1
 }
 
-# A key that systemd does not know is a warning in the log at each reload, so each drop-in in
-# newer.d/ names the version it needs. Again at each install: systemd may have been upgraded.
+# A key that systemd does not know is a warning in the log at each reload, so a drop-in with newer
+# keys begins with the version it needs. Again at each install: systemd may have been upgraded.
 install_units() {
     local unit file name
     for unit in "${UNITS[@]}"; do put "$unit" "$UNITDIR/$unit"; done
     remove_newer
-    for file in systemd/newer.d/*.conf; do
+    for file in systemd/[0-9][0-9][0-9]-*.conf; do
         name=${file##*/}
         [ "${SYSTEMD%%[!0-9]*}" -ge "${name%%-*}" ] || continue
         for unit in reconciled.service reconciled@.service; do
-            put "newer.d/$name" "$UNITDIR/$unit.d/10-newer-$name"
+            put "$name" "$UNITDIR/$unit.d/10-newer-$name"
         done
     done
     put reconciled.sysusers.conf "$SYSUSERSDIR/reconciled.conf"

@@ -22,7 +22,7 @@ SYSTEMD = ROOT / "systemd"
 SERVICE, INSTANCE = SYSTEMD / "reconciled.service", SYSTEMD / "reconciled@.service"
 FORCED_POWER_OFF = 30 * 60
 OLDEST = 252
-DROP_INS = sorted([*(SYSTEMD / "drop-ins").iterdir(), *(SYSTEMD / "newer.d").iterdir()])
+DROP_INS = sorted({*SYSTEMD.glob("*.conf")} - {*SYSTEMD.glob("reconciled.*")})
 
 
 def settings(path: Path) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def stop_times(values: dict[str, str]) -> tuple[float, float, float]:
 def test_the_unit_allows_the_longest_stop(drop_in: str, critical: float) -> None:
     """TimeoutStopSec= is the stop budget and ten percent; the reaper fits; 30 min never pass."""
     values = dict(settings(SERVICE))
-    values |= dict(settings(SYSTEMD / "drop-ins" / drop_in)) if drop_in else {}
+    values |= dict(settings(SYSTEMD / drop_in)) if drop_in else {}
     limit, abort, reaper = stop_times(values)
     budget = critical + StopConfig().cleanup + 3
     assert limit >= budget * 1.1
@@ -87,10 +87,10 @@ def test_every_directive_is_argued() -> None:
 
 def test_what_is_newer_names_its_version() -> None:
     """A drop-in for newer managers is named after the version that first knows its keys."""
-    for path in (SYSTEMD / "newer.d").iterdir():
-        version = re.fullmatch(r"(\d{3})-[a-z-]+\.conf", path.name)
-        assert version is not None, path.name
-        assert int(version[1]) > OLDEST
+    newer = [path for path in DROP_INS if re.match(r"\d{3}-", path.name)]
+    assert newer
+    for path in newer:
+        assert int(path.name.partition("-")[0]) > OLDEST
 
 
 @pytest.mark.parametrize("path", DROP_INS, ids=[path.name for path in DROP_INS])
@@ -118,7 +118,7 @@ def test_the_command_line_takes_what_the_units_call() -> None:
 def test_everything_is_installed() -> None:
     """The installer names each file that is no drop-in of somebody's choice."""
     text = (SYSTEMD / "install.sh").read_text()
-    files = [path.name for path in SYSTEMD.iterdir() if path.is_file() and path.suffix != ".sh"]
+    files = [path.name for path in SYSTEMD.glob("reconciled*")]
     assert [name for name in files if name not in text] == []
 
 

@@ -139,7 +139,7 @@ def test_what_a_restart_cannot_mend_is_not_restarted(service: Service, wrong: st
 def newer(service: Service) -> list[Path]:
     """What an installation adds for this manager."""
     version = int(service.box.run("systemctl", "--version").stdout.split()[1])
-    paths = sorted((UNITS / "newer.d").iterdir())
+    paths = sorted(UNITS.glob("[0-9][0-9][0-9]-*.conf"))
     return [path for path in paths if int(path.name.partition("-")[0]) <= version]
 
 
@@ -195,7 +195,7 @@ def test_a_crash_loop_backs_off(service: Service) -> None:
 @pytest.fixture
 def variant(service: Service) -> Service:
     """The variant for KillMode=mixed, with a critical program at work until the file ``go``."""
-    service.drop_in((UNITS / "drop-ins/60-mixed.conf").read_text(), "60-mixed.conf")
+    service.drop_in((UNITS / "60-mixed.conf").read_text(), "60-mixed.conf")
     service.configure({**LIMITS, "critical": "20s"})
     work = "until [ -e go ]; do sleep 0.02; done; echo done >>done"
     script = service.script("apply", f"cd $STATE_DIRECTORY; echo $$ >>begun; {work}")

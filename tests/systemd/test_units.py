@@ -19,7 +19,7 @@ RATED = 1.5
 @pytest.fixture
 def variant(service: Service) -> Iterator[Service]:
     """The service with the shipped drop-in for KillMode=mixed."""
-    service.drop_in((UNITS / "drop-ins/60-mixed.conf").read_text(), "60-mixed.conf")
+    service.drop_in((UNITS / "60-mixed.conf").read_text(), "60-mixed.conf")
     return service
 
 
@@ -52,7 +52,7 @@ def test_the_manager_has_nothing_to_say(service: Service, unit: str) -> None:
     assert (told.stdout, told.stderr) == ("", "")
 
 
-@pytest.mark.parametrize("path", sorted((UNITS / "drop-ins").glob("6*.conf")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(UNITS.glob("60-*.conf")), ids=lambda p: p.name)
 def test_the_manager_takes_each_drop_in(service: Service, path: Path) -> None:
     """With each shipped drop-in the unit is as faultless as without."""
     service.drop_in(path.read_text(), path.name)
@@ -61,8 +61,8 @@ def test_the_manager_takes_each_drop_in(service: Service, path: Path) -> None:
 
 
 def test_newer_keys_are_known_to_newer_managers(service: Service) -> None:
-    """A drop-in of newer.d is understood by every manager of its version or later."""
-    for path in sorted((UNITS / "newer.d").iterdir()):
+    """A drop-in for newer managers is understood by every manager of its version or later."""
+    for path in sorted(UNITS.glob("[0-9][0-9][0-9]-*.conf")):
         if int(path.name.partition("-")[0]) <= version(service.box):
             service.drop_in(path.read_text(), f"10-newer-{path.name}")
     told = service.box.run("systemd-analyze", "verify", f"/etc/systemd/system/{service.unit}")
@@ -126,7 +126,7 @@ def test_what_the_sandbox_lets_through(service: Service) -> None:
 
 def test_a_drop_in_lets_it_change_the_host(service: Service) -> None:
     """With the drop-in for it, ``file`` writes below /etc with owner and mode."""
-    service.drop_in((UNITS / "drop-ins/60-host.conf").read_text(), "60-host.conf")
+    service.drop_in((UNITS / "60-host.conf").read_text(), "60-host.conf")
     path = "/etc/reconciled-host-test"
     files = {"reconciler": "file", "watch": [{"directory": "resources"}]}
     service.configure(controllers={"files": files})
