@@ -210,6 +210,11 @@ def is_interruption(error: BaseException) -> bool:
     return BaseExceptionGroup("", [error]).subgroup(_is_interruption) is not None
 
 
+def was_cancelled(error: BaseException) -> bool:
+    """Whether *error* is a cancellation and nothing else: nobody was killed or cut off for it."""
+    return BaseExceptionGroup("", [error]).split(trio.Cancelled)[1] is None
+
+
 def _is_interruption(error: BaseException) -> bool:
     if isinstance(error, ProgramFailed):
         return error.ended is not None and error.ended.code is None

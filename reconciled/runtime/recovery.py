@@ -21,7 +21,7 @@ from reconciled.core import recovery as core
 from reconciled.core.jobs import Job
 from reconciled.core.problems import Invalid
 from reconciled.core.recovery import Decision, Facts, Interrupted, Observed
-from reconciled.core.resources import fingerprint_of
+from reconciled.core.resources import Manifest, fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.journal import records
 from reconciled.journal.durable import DurableOperations
@@ -32,7 +32,7 @@ from reconciled.programs import attempts
 from reconciled.programs.records import Damaged
 from reconciled.runtime.answers import observation_of, word_of
 from reconciled.runtime.interrupted import interrupted_of, word_of_person
-from reconciled.runtime.operations import is_interruption
+from reconciled.runtime.operations import is_interruption, was_cancelled
 from reconciled.runtime.outcomes import SUCCESSES, checked
 from reconciled.runtime.pinned import is_removal, unpin
 from reconciled.runtime.run import Run
@@ -77,6 +77,16 @@ class Recovery:
         except Invalid as invalid:
             return await self._hold(core.Hold(f"its pinned spec does not fit any more: {invalid}"))
         await self._begin_attempt()
+        try:
+            return await self._attempt(manifest, spec, word)
+        except BaseException as error:
+            if self.work.stop.in_order and was_cancelled(error):
+                # No work that kills its worker: the daemon lives, and was asked to let go of it.
+                async with self.work.cleanup("count of a recovery"):  # noqa: ASYNC102 - it is a shield
+                    await self._spoke()  # noqa: ASYNC102 - inside it
+            raise
+
+    async def _attempt(self, manifest: Manifest, spec: Any, word: str) -> Result:
         request = Run(self._host, self.job, manifest, spec, self.number, self.work)
         request.removal = is_removal(self.record)
         request.resume(self.record)

@@ -49,6 +49,7 @@ class Stop:
     # Set when this stop or one around it begins.
     began: trio.Event = attrs.field(factory=trio.Event, init=False)
     began_at: float = attrs.field(default=math.inf, init=False)
+    crashed: bool = attrs.field(default=False, init=False)
     works: set[Work] = attrs.field(factory=set, init=False)
     children: set[Stop] = attrs.field(factory=set, init=False)
     # Stages with the time at which they were reached, for the report.
@@ -124,6 +125,12 @@ class Stop:
         for work in self.all_works():
             yield from work.sections
 
+    @property
+    def in_order(self) -> bool:
+        """Whether what it ends is ended because somebody asked for that, and not for a crash."""
+        around = self.parent is not None and self.parent.in_order
+        return around or (self.began.is_set() and not self.crashed and not self.root.crashed)
+
     # -- transitions -------------------------------------------------------
 
     def begin(self, reason: str, *, at: float | None = None) -> None:
@@ -173,6 +180,7 @@ class Stop:
 
     def crash(self, reason: str) -> None:
         """A part of the tree failed: at least STOPPING, at most that."""
+        self.crashed = True
         self.begin(reason)
         self.end_drain(reason)
 

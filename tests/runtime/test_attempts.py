@@ -98,6 +98,30 @@ async def test_an_end_from_outside_leaves_the_count(
         assert script.of("a").count("reconcile") == 2
 
 
+@pytest.mark.parametrize("way", ["stop", "crash"])
+async def test_a_stop_that_was_asked_for_counts_nothing(
+    tmp_path: Path, autojump_clock: MockClock, way: str
+) -> None:
+    """Restarts in the midst of long work lead to no hold; a daemon that crashes over it does."""
+    script = Actor()
+    await leave(tmp_path)
+    killing(script)
+    for number in range(1, 5):
+        async with revived(tmp_path, script, cap=3) as made:
+            await made.settle()
+            if way == "stop":
+                made.host.stop.begin("SIGTERM")
+                made.host.stop.end_drain("the test wants it")
+            else:
+                made.host.stop.crash("crash: the test wants it")
+            await made.settle()
+            assert script.of("a").count("reconcile") == (
+                number if way == "stop" else min(number, 3)
+            )
+            record = open_record(made)
+            assert (record.hold is not None) == (way == "crash" and number > 3)
+
+
 def killing(made: Actor) -> None:
     async def act(_: Any) -> Result:
         await trio.sleep_forever()
