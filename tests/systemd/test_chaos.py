@@ -88,7 +88,10 @@ class Chaos:
         verb = self.choose.choice(("stop", "start", "start", "restart", "reload"))
         if self.choose.random() < 0.5:
             self.told.append(verb)
-            self.service.systemctl(verb, self.service.unit, check=False)
+            try:
+                self.service.systemctl(verb, self.service.unit, check=False, within=45)
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"{self}\nthe last one does not end\n{self.whereabouts()}")
         else:
             self.told.append(f"{verb} &")
             self.begun.append(self.service.begin(verb))
@@ -105,7 +108,11 @@ class Chaos:
                 self.declare(key)
 
     def kill(self) -> None:
-        """Somebody kills the daemon, the reaper, or both."""
+        """Somebody kills the daemon, the reaper, or both; now and then with new work at hand."""
+        if self.choose.random() < 0.5:
+            self.change()
+            # How far it comes; nobody relies on it.
+            time.sleep(self.choose.choice((0.05, 0.1, 0.3)))
         kinds = {"main KILL": 2, "main ABRT": 1, "control KILL": 1, "both": 3}
         what = self.choose.choices(list(kinds), list(kinds.values()))[0]
         self.told.append(f"kill {what}")
@@ -135,6 +142,19 @@ class Chaos:
         self.service.file("conf.d/wrong.yaml", "stop: {drain: never}\n")
         self.service.reload(check=False)
         (self.service.box.root / ETC.lstrip("/") / "conf.d/wrong.yaml").unlink()
+
+    def __str__(self) -> str:
+        return f"CHAOS_SEED={SEED} CHAOS_EVENTS={EVENTS}: {', '.join(self.told)}"
+
+    def whereabouts(self) -> str:
+        """What the manager does, for the message of a failure."""
+        asked = (
+            ("list-jobs",),
+            ("list-units", "--failed"),
+            ("status", "--full", self.service.unit),
+        )
+        told = [self.service.systemctl(*words, check=False).stdout for words in asked]
+        return "\n".join([*told, self.service.text()])
 
     # -- what came of it ------------------------------------------------------------
 
@@ -199,8 +219,7 @@ def test_whatever_happens(chaos: Chaos) -> None:
     service.start()
     for _ in range(EVENTS):
         chaos.happen()
-    told = f"CHAOS_SEED={SEED} CHAOS_EVENTS={EVENTS}: {', '.join(chaos.told)}"
-    print(told)
+    print(chaos)
     for each in chaos.begun:
         each.communicate(timeout=30)
     # A start whose daemon was just killed fails as a job; the unit is restarted all the same.
@@ -210,14 +229,15 @@ def test_whatever_happens(chaos: Chaos) -> None:
         wait_until(chaos.settled, "all is settled", within=20)
     except AssertionError as error:
         lines = chaos.state("ledger").read_text()
-        pytest.fail(f"{told}\n{error}\n{chaos.operations()}\n{lines}\n{service.text()}")
+        told = f"{chaos}\n{error}\n{chaos.operations()}\n{lines}"
+        pytest.fail(f"{told}\n{chaos.whereabouts()}")
     service.stop()
     wrong = [
         *wrong_in_ledger(chaos.ledger()),
         *wrong_in_journal(service.text()),
         *wrong_in_unit(service),
     ]
-    assert not wrong, f"{told}\n" + "\n".join([*wrong, service.text()])
+    assert not wrong, f"{chaos}\n" + "\n".join([*wrong, service.text()])
 
 
 def wrong_in_ledger(lines: Sequence[Line]) -> list[str]:
