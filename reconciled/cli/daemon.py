@@ -36,5 +36,6 @@ def ask_daemon(arguments: argparse.Namespace, request: Request) -> int:
         sys.stderr.write(f"{verb}: {error}\n")
         return NOT_DONE
     out = sys.stderr if answer.code else sys.stdout
-    out.write("".join(f"{line}\n" for line in answer.lines))
+    if out is not None:  # it was closed by whoever started us
+        out.write("".join(f"{line}\n" for line in answer.lines))
     return answer.code

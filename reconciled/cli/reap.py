@@ -17,6 +17,7 @@ lives: nothing was touched · 78 the state directory cannot be used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -107,8 +108,11 @@ def _act_as_owner(state: Path) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"reconciled reap: {text}\n")
-    sys.stderr.flush()
+    # Whoever reads it may be gone, as a journal that has just ended: what has to be ended is not.
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"reconciled reap: {text}\n")
+            sys.stderr.flush()
 
 
 def _refuse(code: int, why: str) -> int:

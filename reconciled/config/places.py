@@ -55,7 +55,18 @@ def find_socket(config: Path, environ: Mapping[str, str]) -> Path | None:
     """
     found = list(_sockets(config, environ))
     # Where none is there, the first is named as the one that is missing.
-    return next((each for each in found if each.exists()), found[0] if found else None)
+    return next((each for each in found if _may_be(each)), found[0] if found else None)
+
+
+def _may_be(path: Path) -> bool:
+    """Whether something is at *path*, as far as who asks may know; whoever tries is told."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # nothing, a name that is too long, one with a NUL in it
+        return False
+    return True
 
 
 def _sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:

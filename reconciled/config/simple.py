@@ -85,6 +85,8 @@ def _parsed(parse: Callable[[str], float], text: str) -> float:
 
 
 def _path(data: Any, _: Any) -> FilePath:
+    if isinstance(data, str) and "\0" in data:
+        raise fault("takes a path, and no path has the character NUL in it: remove it")
     if isinstance(data, str) and data:
         return FilePath(data)
     raise fault(f"takes a path, got {described(data)}")

@@ -100,13 +100,21 @@ def _make_way(path: Path) -> None:
             f"the control socket {path} cannot be opened: something else is there: remove it, or "
             "choose another path in control.socket"
         )
-    server = _server_at(path)
+    try:
+        server = _server_at(path)
+    except BlockingIOError as error:
+        who = "a process that does not take its connections"
+        raise _served(path, who) from error
     if server is not None and _lives(server.pid):
-        raise ListenRefused(
-            f"the control socket {path} cannot be opened: process {server.pid} serves it: end "
-            "that, or choose another path in control.socket"
-        )
+        raise _served(path, f"process {server.pid}")
     path.unlink(missing_ok=True)
+
+
+def _served(path: Path, who: str) -> ListenRefused:
+    return ListenRefused(
+        f"the control socket {path} cannot be opened: {who} serves it: end that, or choose another "
+        "path in control.socket"
+    )
 
 
 def _server_at(path: Path) -> Peer | None:

@@ -51,7 +51,7 @@ def ask(path: Path, request: Request, answered_within: float = ANSWERED_WITHIN) 
         raise NotDone(str(last["refused"]))
     try:
         return Answer(int(last["code"]), tuple(str(line) for line in last.get("lines", ())))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NotDone("the daemon answers what nobody understands") from error
 
 
@@ -81,7 +81,9 @@ class _Conversation:
             told = f"{self.path} may not be used: be root, or the user of the daemon"
             raise NotDone(told) from error
         except OSError as error:
-            raise NoDaemon(f"no daemon answers at {self.path}: {error.strerror}") from error
+            raise NoDaemon(
+                f"no daemon answers at {self.path}: {error.strerror or error}"
+            ) from error
 
     def next(self, within: float, *, acknowledged: bool) -> dict[str, Any]:
         """The next line. Raises NoDaemon or NotDone where none comes."""

@@ -185,8 +185,11 @@ class Listeners:
 
     def close(self) -> None:
         """The process is about to end. A kept control socket stays, with its file."""
-        if self._own and not self._kept:
-            self.path.unlink(missing_ok=True)
+        # What is at the path may be another's by now, and to remove it may be refused: a file that
+        # nobody serves is in nobody's way.
+        with contextlib.suppress(OSError):
+            if self._own and not self._kept and leads_to(self.path, self._control[0]):
+                self.path.unlink()
         for each in (*self._control, *self._http):
             each.close()
 

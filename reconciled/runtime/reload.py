@@ -19,7 +19,7 @@ from reconciled.config.load import Loaded, load
 from reconciled.config.model import Config
 from reconciled.control.addresses import ListenRefused
 from reconciled.core.problems import Invalid, Problem
-from reconciled.core.resources import Origin, controller_of
+from reconciled.core.resources import controller_of
 from reconciled.journal.store import Store
 from reconciled.observe.bound import BoundLog
 from reconciled.runtime.build import Prepared, Ready, prepared_whole
@@ -222,7 +222,7 @@ class Reloader:
     def _checked(self, loaded: Loaded) -> Prepared:
         problems = [
             Problem(
-                Origin(str(self.path)),
+                loaded.config.origin_of(name),
                 f"{name} cannot change while the daemon runs: restart it, or take the change back",
             )
             for name in FIXED

@@ -23,6 +23,8 @@ import attrs
 
 # The longest value of one field, in bytes.
 LONGEST = 1024
+# Digits of 64 bits: more is nothing that a manager wrote.
+_LONGEST_NUMBER = 20
 # Of the name of a kept descriptor, as sd_pid_notify_with_fds(3) has it.
 _LONGEST_NAME = 255
 # To connect to the host of a virtual machine is all that may wait: once, at the start.
@@ -55,7 +57,8 @@ class Notifier:
             if written.startswith(("/", "@")):
                 opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
                 # A leading "@" stands for the byte 0 of an abstract name.
-                return cls(watchdog, opened, written.replace("@", "\0", 1))
+                address = "\0" + written[1:] if written.startswith("@") else written
+                return cls(watchdog, opened, address)
         except (OSError, ValueError):
             # An address family that the sandbox refuses, a host that does not answer: as without.
             return cls()
@@ -126,9 +129,10 @@ def _watchdog(microseconds_written: str, pid: str) -> float | None:
     """Seconds, where it is this process that is watched."""
     if pid and pid != str(os.getpid()):
         return None
-    if not microseconds_written.isascii() or not microseconds_written.isdecimal():
+    written = microseconds_written
+    if not written.isascii() or not written.isdecimal() or len(written) > _LONGEST_NUMBER:
         return None
-    return int(microseconds_written) / 1_000_000 or None
+    return int(written) / 1_000_000 or None
 
 
 def _vsock(written: str) -> socket.socket:

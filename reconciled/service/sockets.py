@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import stat
 from collections.abc import MutableMapping
@@ -38,10 +39,10 @@ class Inherited:
         Call it before anything is opened or spawned: the numbers are what is known.
         """
         pid, _, count, names = (environ.pop(name, "") for name in VARIABLES)
-        if pid != str(os.getpid()) or not count.isdecimal() or int(count[:6]) > MOST:
+        if pid != str(os.getpid()):
             return cls()
         inherited, given = cls(), names.split(":") if names else []
-        for position in range(int(count)):
+        for position in range(_number(count)):
             # As sd_listen_fds_with_names(3) calls what has no name.
             name = given[position] if position < len(given) else "unknown"
             try:
@@ -69,6 +70,12 @@ class Inherited:
             for fd in fds:
                 os.close(fd)
         return sorted(left)
+
+
+def _number(written: str) -> int:
+    """How many were handed down; 0 for what no manager writes."""
+    number = int(written) if re.fullmatch("[0-9]{1,4}", written) else 0
+    return number if number <= MOST else 0
 
 
 def _listens(fd: int) -> bool:

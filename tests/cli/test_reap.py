@@ -103,6 +103,18 @@ def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == (f"reconciled reap: apply of operation {ID} gets SIGTERM\n")
 
 
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", ""])
+def test_nobody_has_to_read_what_it_says(state: Path, where: str) -> None:
+    """With standard error closed, full or without a reader it does its work all the same."""
+    directory = left_behind(state, ENDS_ON_WORD)
+    read, write = os.pipe()
+    os.close(read)
+    command = ["sh", "-c", f'exec "$0" reap --state "$1" {where}', RECONCILED, state]
+    assert subprocess.run(command, check=False, stderr=write, timeout=30).returncode == 0
+    os.close(write)
+    assert not alive(child_of(directory).program.pid)
+
+
 def test_stubborn_program_is_killed(state: Path) -> None:
     """One that ignores SIGTERM gets SIGKILL after --term, and the exit code says so: 3."""
     directory = left_behind(state, STUBBORN)

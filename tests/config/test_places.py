@@ -148,3 +148,26 @@ def test_a_socket_that_was_moved_in_the_configuration_alone(tmp_path: Path) -> N
     assert find_socket(main, {}) == tmp_path / "control.sock"
     (tmp_path / "new").touch()
     assert find_socket(main, {}) == tmp_path / "new"
+
+
+def test_a_socket_that_may_not_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one has no right to look one may be there: whoever connects is told."""
+
+    def stat(path: Path, **_: object) -> None:
+        raise PermissionError if path == tmp_path / "closed/control.sock" else FileNotFoundError
+
+    main = written(tmp_path, f"state: {tmp_path}\ncontrol: {{socket: new}}\n" + VALID)
+    monkeypatch.setattr(Path, "stat", stat)
+    environ = {"RUNTIME_DIRECTORY": str(tmp_path / "closed")}
+    assert find_socket(main, environ) == tmp_path / "closed/control.sock"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, '"a\\0b"'])
+def test_a_socket_that_cannot_be(tmp_path: Path, name: str) -> None:
+    """A name that is none is no fault here: the daemon itself says what is wrong with it."""
+    main = written(tmp_path, f"control: {{socket: {name}}}\nstate: s\n" + VALID)
+    found = find_socket(main, {})
+    assert found is not None
+    assert found.parent == tmp_path

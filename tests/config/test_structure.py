@@ -126,6 +126,7 @@ def test_reads(kind: Any, text: str, value: object) -> None:
         (Name, "5", "takes text"),
         (Annotated[str, "note"], "5", "takes text"),
         (Path, '""', "takes a path"),
+        (Path, '"a\\0b"', "no path has the character NUL in it"),
         (Seconds, "60", "write 1m30s, or 60s if seconds are meant"),
         (Seconds, "1 m", "as in 1m30s"),
         (Share, "50", "write it as in 50%"),

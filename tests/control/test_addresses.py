@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from reconciled.control.addresses import ListenRefused, open_control, open_http, peer_of
+from reconciled.control.client import NoDaemon, ask
+from reconciled.control.protocol import Request
 
 # Listens at argv[1], hands its socket over descriptor 0, and ends or stays as argv[2] says.
 LISTENS = """
@@ -280,3 +282,23 @@ def test_a_failure_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, port: in
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ListenRefused):
         open_http("twice", port)
     socket.create_server(("127.0.0.2", port)).close()
+
+
+def test_a_socket_whose_queue_is_full_is_somebodys(tmp_path: Path) -> None:
+    """Whoever has a server so busy that nobody gets to it is told that there is one."""
+    path = tmp_path / "s"
+    with open_control(path) as opened, socket.socket(socket.AF_UNIX) as waits:
+        opened.listen(0)
+        waits.connect(str(path))
+        with pytest.raises(ListenRefused, match="a process that does not take its connections"):
+            open_control(path)
+        assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 150, "x" * 300])
+def test_a_name_that_no_address_holds(tmp_path: Path, name: str) -> None:
+    """A file name that is too long for a socket is told with the reason, on both sides."""
+    with pytest.raises(ListenRefused, match="too long"):
+        open_control(tmp_path / name)
+    with pytest.raises(NoDaemon, match="too long"):
+        ask(tmp_path / name, Request("tell"))

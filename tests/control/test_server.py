@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
@@ -15,6 +16,8 @@ import attrs
 import pytest
 import structlog
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reconciled.control import client, connections, server
 from reconciled.control.addresses import open_control
@@ -265,6 +268,66 @@ async def test_without_descriptors_it_goes_on_later(
     ] * 3
 
 
+# -- whatever comes -----------------------------------------------------------------------------
+
+WORDS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=10,
+)
+REQUESTS = st.builds(
+    lambda verb, arguments: json.dumps({**arguments, "verb": verb}).encode() + b"\n",
+    st.sampled_from(["tell", "sing", "\ud800"]) | WORDS,
+    st.dictionaries(st.sampled_from(["loudly", "self", "peer", "verb", "_"]), WORDS, max_size=3),
+)
+SENT = st.lists(
+    st.binary(max_size=60) | REQUESTS | st.builds(lambda data, n: data * n, st.binary(min_size=1),
+    st.integers(1, 3 * LONGEST_REQUEST)), max_size=4,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(parts=SENT, leaves=st.sampled_from(["stays", "shuts", "closes"]))
+def test_whatever_is_sent(parts: list[bytes], leaves: str) -> None:
+    """Any bytes, from whoever leaves at any time: at most two lines come back, each a mapping.
+
+    A verb is carried out for a whole request alone; the log has no fault.
+    """
+    asked: list[bool] = []
+
+    async def tell(_: Any, *, loudly: bool = False) -> Answer:
+        asked.append(loudly)
+        return Answer(0)
+
+    async def converse() -> bytes:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(0)
+        theirs.settimeout(0)
+        made = ControlServer({"tell": Verb(tell, {"loudly": bool})}, structlog.get_logger())
+        for part in parts:
+            with contextlib.suppress(BlockingIOError):
+                theirs.send(part)
+        if leaves == "shuts":
+            theirs.shutdown(socket.SHUT_WR)
+        elif leaves == "closes":
+            theirs.close()
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        await made.connections._serve(stream, trio.CancelScope())
+        assert ours.fileno() == -1
+        with contextlib.closing(theirs), contextlib.suppress(ConnectionResetError):
+            return b"" if leaves == "closes" else theirs.recv(1 << 20)
+        return b""
+
+    with structlog.testing.capture_logs() as log:
+        said = trio.run(converse, clock=trio.testing.MockClock(autojump_threshold=0))
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert {line["event"] for line in log} <= {"control.asked"}
+    assert len(lines) <= 2
+    assert all(isinstance(line, dict) for line in lines)
+    assert len(asked) == len(log) <= 1
+    assert all(type(each) is bool for each in asked)
+
+
 # -- the side of the commands ------------------------------------------------------------------
 
 
@@ -308,6 +371,7 @@ async def test_a_daemon_that_takes_long(desk: Desk) -> None:
         (b'{"odd": 1}\n', NotDone, "what nobody understands"),
         (b'{"accepted": "tell"}\n', NotDone, "ended before it was done"),
         (b'{"accepted": "tell"}\n{"code": "x"}\n', NotDone, "what nobody understands"),
+        (b'{"accepted": "tell"}\n{"code": 1e999}\n', NotDone, "what nobody understands"),
         (b'{"accepted": "tell"}\n{"code": 0, "new": 1}\n', None, ""),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from harness import Limits, Site
+from harness import RECONCILED, Limits, Site
 
 pytestmark = pytest.mark.processes
 
@@ -56,13 +57,27 @@ def test_c13_a_bad_configuration_is_78_with_its_problems(
     told = site.verb("reload")
     assert (told.returncode, told.stdout) == (78, ""), told.stderr
     *problems, last = told.stderr.splitlines()
-    assert problems[0].startswith(f"{site.config}:")
+    line = len(good.splitlines()) + 1
+    assert problems[0].startswith(tuple(f"{site.config}:{each}:" for each in (line, line + 1)))
     assert problem in problems[0]
     assert last == "rejected: the configuration as it was runs on"
     assert len(problems) == len(daemon.all("config.invalid"))
     site.write(site.config, good)
     assert site.verb("reload").returncode == 0
     assert daemon.stop().code == 0
+
+
+@pytest.mark.parametrize("where", [">&-", ">&- 2>&-"])
+def test_nobody_has_to_read_the_answer(site: Site, where: str) -> None:
+    """A command whose output was closed by whoever started it does what it is for."""
+    site.configure()
+    daemon = site.started()
+    command = f'exec "$0" --config "$1" reload {where}'
+    told = subprocess.run(
+        ["sh", "-c", command, RECONCILED, site.config], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert daemon.all("reload.done")
 
 
 @pytest.mark.parametrize("verb", ["reload", "stop"])

@@ -380,3 +380,28 @@ def test_http_is_read_for_those_who_have_it() -> None:
     script = "import sys, reconciled.runtime.start; print('h11' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout == b"False\n"
+
+
+@pytest.mark.parametrize("other", ["directory", "another's socket", "closed directory"])
+def test_what_came_to_be_at_its_path_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """The end removes its own socket alone, and is no failure where even that is refused."""
+    path = tmp_path / "s"
+    ours = Listeners.opened(config(tmp_path), Inherited(), Notifier(), structlog.get_logger())
+    anothers = socket.socket(socket.AF_UNIX)
+    if other == "directory":
+        path.unlink()
+        path.mkdir()
+    elif other == "another's socket":
+        path.unlink()
+        anothers.bind(str(path))
+    else:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+    ours.close()
+    assert path.exists()
+    anothers.close()

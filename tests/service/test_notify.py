@@ -78,6 +78,15 @@ def test_an_abstract_socket_is_reached() -> None:
     manager.close()
 
 
+def test_an_at_sign_within_a_path_is_one(tmp_path: Path) -> None:
+    """Only in front it stands for a name without a file: a directory may be called user@1."""
+    (tmp_path / "user@1").mkdir()
+    manager = Manager.at(str(tmp_path / "user@1/notify"))
+    assert manager.notifier().tell(READY=1)
+    assert manager.heard() == ["READY=1\n"]
+    manager.close()
+
+
 @pytest.mark.parametrize(
     "written",
     ["", "/nowhere/notify", "relative", "@", "/" + "x" * 300, "/a\0b", "vsock:", "vsock:a:b"],
@@ -136,6 +145,7 @@ WATCHED = {
     "no number": ("soon", "", None),
     "less than nothing": ("-5", "", None),
     "nothing": ("", OURS, None),
+    "more than any manager writes": ("9" * 5000, OURS, None),
 }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reconciled.service import sockets
 from reconciled.service.sockets import Inherited
@@ -83,6 +87,9 @@ def test_nothing_of_it_is_inherited(descriptors: Callable[[int], int]) -> None:
         environment(1, "x") | {"LISTEN_FDS": "-1"},
         environment(1, "x") | {"LISTEN_FDS": "many"},
         environment(1, "x") | {"LISTEN_FDS": "99999999"},
+        environment(1, "x") | {"LISTEN_FDS": "00000099999999999"},
+        environment(1, "x") | {"LISTEN_FDS": "9" * 5000},
+        environment(1, "x") | {"LISTEN_FDS": "\u0661"},
         {"LISTEN_FDS": "1"},
         {},
     ],
@@ -121,3 +128,59 @@ def test_without_names(descriptors: Callable[[int], int]) -> None:
     with listening() as one:
         descriptors(one.fileno())
         assert Inherited.taken(environment(1)).close_rest() == ["unknown"]
+
+
+WRITTEN = st.one_of(
+    st.integers(-2, 10**6).map(str),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    st.binary().map(lambda data: data.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
+    st.lists(st.sampled_from(["control", "kept-http", "", "\udcff", "a" * 300])).map(":".join),
+)
+
+
+@settings(deadline=None)
+@given(count=WRITTEN, names=WRITTEN, ours=st.booleans(), kinds=st.lists(st.integers(0, 3)))
+def test_whatever_is_written_there(count: str, names: str, ours: bool, kinds: list[int]) -> None:  # noqa: FBT001 - drawn
+    """Any words in the variables, and descriptors of any kind: nothing raises, nothing stays open.
+
+    Descriptors beyond those that were handed down are never touched.
+    """
+    fds: list[int] = []
+    with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as closing:
+        patched.setattr(sockets, "FIRST", BASE)
+        for place, kind in enumerate(kinds):
+            opened = closing.enter_context(OPEN[kind]())
+            os.dup2(opened.fileno(), BASE + place, inheritable=True)
+            fds.append(BASE + place)
+        environ = {"LISTEN_FDS": count, "LISTEN_FDNAMES": names, "LISTEN_PID": "1"}
+        environ |= {"LISTEN_PID": str(os.getpid())} if ours else {}
+        inherited = Inherited.taken(environ)
+        assert environ == {}
+        held = [fd for found in inherited._held.values() for fd in found]
+        assert set(held) <= set(fds)
+        assert len(held) == len(set(held))
+        for name in list(inherited._held):
+            for each in inherited.take(name):
+                assert each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                each.close()
+        inherited.close_rest()
+        for fd in fds:
+            assert (fd in held) is not _is_open(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+OPEN: list[Callable[[], Any]] = [
+    listening,
+    lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    lambda: open(os.devnull),  # noqa: PTH123, SIM115 - the caller closes it
+    socket.socket,
+]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
