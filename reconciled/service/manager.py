@@ -93,6 +93,8 @@ def read_unit(name: str, environ: Mapping[str, str]) -> UnitFacts | Unread:
             said.append(answer)
         elif (state := answer.unit.get("LoadState")) == "loaded":
             facts = _whole(answer, of_user=of_user)
+            if isinstance(facts, Unread):
+                return facts
             # As it is written: what the manager tells is what the last start has made of it, and
             # "for ever" where there was none.
             written = _written_watchdog(facts.fragments)
@@ -121,7 +123,7 @@ def membership(group: str) -> Membership | None:
 def _own_group() -> str:
     try:
         return _GROUP.read_text()
-    except OSError:
+    except (OSError, ValueError):  # a group whose name is no text
         return ""
 
 
@@ -170,12 +172,15 @@ def _sockets(unit: Properties) -> Sequence[str]:
     return [name for name in unit.get("TriggeredBy", ()) if str(name).endswith(".socket")]
 
 
-def _whole(answer: Answer, *, of_user: bool) -> UnitFacts:
-    return attrs.evolve(
-        facts_of(answer.unit, answer.source, of_user=of_user),
-        inhibit_delay=seconds_of(answer.inhibit_delay),
-        sockets=tuple(socket_of(each) for each in answer.sockets),
-    )
+def _whole(answer: Answer, *, of_user: bool) -> UnitFacts | Unread:
+    try:
+        return attrs.evolve(
+            facts_of(answer.unit, answer.source, of_user=of_user),
+            inhibit_delay=seconds_of(answer.inhibit_delay),
+            sockets=tuple(socket_of(each) for each in answer.sockets),
+        )
+    except Exception as error:  # noqa: BLE001 - properties of other types, of another version say
+        return Unread(f"{answer.source}: an answer that nobody understands: {error}")
 
 
 def _written_watchdog(files: Sequence[str]) -> float | None:

@@ -8,13 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from reconciled.core.stages import StopLimits
 from reconciled.service import manager
-from reconciled.service.manager import read_own_unit, read_unit
-from reconciled.service.unit import UnitFacts, Unread
+from reconciled.service.comparison import compare
+from reconciled.service.manager import Answer, read_own_unit, read_unit
+from reconciled.service.unit import PROPERTIES, UnitFacts, Unread
 
 NAME = "reconciled.service"
 GROUP = f"0::/system.slice/{NAME}\n"
@@ -226,3 +231,25 @@ def test_the_watchdog_is_as_written(
     facts = read_unit(NAME, machine.environ)
     assert isinstance(facts, UnitFacts)
     assert facts.watchdog == watchdog
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple),
+    max_leaves=6,
+)
+TOLD = st.dictionaries(st.sampled_from(PROPERTIES), VALUES)
+
+
+@given(TOLD, st.lists(TOLD, max_size=2), VALUES)
+def test_whatever_the_properties_are(
+    unit: dict[str, Any], sockets: list[dict[str, Any]], delay: Any
+) -> None:
+    """Properties of any type are facts that can be compared, or no answer; nothing is raised."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(manager, "_own_group", lambda: GROUP)
+        answer = Answer("bus", unit | {"MainPID": os.getpid()}, tuple(sockets), delay)
+        patched.setattr(manager, "_ask_bus", lambda *_, **__: answer)
+        read = read_own_unit({})
+    if isinstance(read, UnitFacts):
+        compare(read, StopLimits())
