@@ -159,9 +159,10 @@ def _print_stages(limits: StopLimits, unit: Unit) -> None:
         say(f"{'unit':<12} {'?':>8}  {unit.reason or 'its limit is not told'}")
     if not unit.fits:
         say()
-        # The worst comes first.
+        say(f"# What puts the unit right, for {unit.shell}:")
+        # The worst comes first. Not indented: a shell would not see the end of the file.
         for line in to_paste(unit.remedies[:1]):
-            say(f"    {line}")
+            say(line)
 
 
 def _print_work(limits: StopLimits, declared: list[Declared], measured: Measured) -> None:
