@@ -85,7 +85,7 @@ class Heartbeat:
         finally:
             # A stop with nothing to wait for is over before the beat that would tell of it.
             self.beat()
-            self.notifier.status("stopped")
+            self.notifier.status(standing.of_end(self.host).text)
 
     def ready(self) -> None:
         """The start is over."""

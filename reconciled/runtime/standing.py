@@ -14,6 +14,7 @@ import attrs
 
 from reconciled.core.durations import format_duration
 from reconciled.core.stages import Stage
+from reconciled.observe.stopreport import TEXT_NAME
 from reconciled.runtime.controller import Controller
 from reconciled.runtime.host import Host
 from reconciled.stop import Section, Stop, Work
@@ -67,6 +68,16 @@ def of_stop(stop: Stop, now: float) -> Standing:
         ends = max(ends, last.deadline + stop.limits.cleanup)
     stage = "draining" if stop.stage is Stage.DRAINING else "stopping"
     return Standing(f"{stage}: {'; '.join(waits) or 'nothing runs any more'}", max(0.0, ends - now))
+
+
+def of_end(host: Host) -> Standing:
+    """When all work has ended: the last word, which a unit that has failed goes on to show."""
+    cut = host.stop.cut_count
+    if not cut:
+        return Standing("stopped")
+    return Standing(
+        f"stopped: {_count(cut, 'critical operation')} cut, see {host.state / TEXT_NAME}"
+    )
 
 
 def _ordinary_end(stop: Stop, works: list[Work]) -> float:

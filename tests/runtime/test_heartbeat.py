@@ -381,6 +381,24 @@ async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: Mo
         assert b.manager.texts[-1] == "stopped"
 
 
+async def test_a_stop_that_cut_says_so_to_the_end(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The status that a failed unit shows says that something was cut, and where it is told."""
+    script = Script()
+    script.acts["x"] = critical_for(45, "50s")
+    async with beating(tmp_path, Manager(), script) as b:
+        b.rig.declare(thing("x"))
+        await b.rig.settle()
+        b.heart.ready()
+        await b.stop()
+        for _ in range(2):
+            b.rig.host.stop.escalate("SIGINT again")
+        await b.over()
+        told = f"stopped: 1 critical operation cut, see {b.rig.host.state}/last-stop.txt"
+        assert b.manager.texts[-1] == told
+
+
 async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A stop that has nothing to wait for is told, and takes the unit's own time."""
     async with beating(tmp_path, Manager()) as b:
