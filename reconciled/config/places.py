@@ -3,7 +3,7 @@
 1. The rules are those of ``load``: the same file, the same directory, for whoever has to go on
    where the daemon cannot, as ``reap`` does after its end.
 2. Nothing is judged here. What cannot be read says nothing; what stands before a mistake counts.
-3. The parser is imported only where a file seems to name a state directory: most leave that to
+3. The parser is imported only where a file seems to name what is looked for: most leave that to
    the service manager, and then it costs more than all the rest.
 """
 
@@ -21,7 +21,8 @@ _ETC, _RUN = Path("/etc"), Path("/run")
 _SOCKET = "control.sock"
 # Where nothing is said of it; a directory that is not there is no fault.
 INCLUDED = ("conf.d/*.yaml",)
-_NAMES_STATE = re.compile(rb"^[^#\n]*\bstate[\"']?\s*:", re.MULTILINE)
+# A key, wherever it stands but in a comment, which "#" begins after white space alone.
+_NAMES = rb"^(?:[^#\n]|(?<=\S)#)*\b%s[\"']?\s*:"
 
 
 def find_config(argument: str | None, environ: Mapping[str, str]) -> Path:
@@ -53,9 +54,13 @@ def find_socket(config: Path, environ: Mapping[str, str]) -> Path | None:
     Of the places where it may be, the first at which something is: whoever has just changed
     ``control.socket`` still gets to the daemon, which says that this takes a restart.
     """
-    found = list(_sockets(config, environ))
-    # Where none is there, the first is named as the one that is missing.
-    return next((each for each in found if _may_be(each)), found[0] if found else None)
+    first = None
+    # One by one: where the first is there, nobody has to read on.
+    for each in _sockets(config, environ):
+        if _may_be(each):
+            return each
+        first = first or each
+    return first  # none is there: this is the one that is missing
 
 
 def _may_be(path: Path) -> bool:
@@ -99,8 +104,7 @@ def _top_level(file: Path, wanted: str) -> Iterator[str]:
         data = file.read_bytes()
     except OSError:
         return
-    named = wanted.encode() in data if wanted != "state" else _NAMES_STATE.search(data)
-    if named:
+    if re.search(_NAMES % wanted.encode(), data, re.MULTILINE):
         yield from _words(data, wanted)
 
 

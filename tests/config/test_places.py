@@ -29,6 +29,7 @@ def written(directory: Path, text: str, name: str = "reconciled.yaml") -> Path:
         "log: {level: info}\nstate: '/s/x'  # here\n",
         "{controllers: {}, 'state': /s/x}\n",
         'controllers: {}\n"state" : "/s/x"\n',
+        "{controllers: {}, plugins: {directories: ['#']}, state: /s/x}\n",
     ],
 )
 def test_the_configured_directory_comes_first(tmp_path: Path, text: str) -> None:
@@ -78,11 +79,12 @@ def test_unreadable_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_parser_is_left_alone(tmp_path: Path) -> None:
-    """Where nothing names a state directory, no parser is imported: that takes half the time."""
-    main = written(tmp_path, "# state: /x\n" + VALID)
+    """Where nothing names state or socket, no parser is imported: that takes half the time."""
+    main = written(tmp_path, "# state: /x\n# control: {socket: /x}\n" + VALID)
     script = (
-        "import sys; from pathlib import Path; from reconciled.config.places import find_state;"
-        f" find_state(Path({str(main)!r}), {{}}); print('yaml' in sys.modules)"
+        "import sys; from pathlib import Path; from reconciled.config.places import *;"
+        f" find_state(Path({str(main)!r}), {{}}); find_socket(Path({str(main)!r}), {{}});"
+        "print('yaml' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -97,6 +99,7 @@ def test_the_parser_is_left_alone(tmp_path: Path) -> None:
     "text",
     [
         "control: {socket: /s/x}\n",
+        "{include: ['#'], control: {socket: /s/x}}\n",
         "control:\n  socket: '../x'  # here\nstate: /y\ncontrollers: [\n",
     ],
 )
