@@ -63,6 +63,7 @@ class Chaos:
     choose: random.Random
     versions: dict[str, int] = attrs.field(factory=dict)
     gone: set[str] = attrs.field(factory=set)
+    options: int = 0
     begun: list[subprocess.Popen[str]] = attrs.field(factory=list)
     told: list[str] = attrs.field(factory=list)
 
@@ -76,9 +77,17 @@ class Chaos:
         remove = [*program, "gone", "0.1", *(word for word in words if word == "critical")]
         self.service.declare(key, apply=apply, remove=remove, **spec)
 
+    def configure(self) -> None:
+        """The configuration, whose controller is another one each time."""
+        self.options += 1
+        watch = [{"directory": "resources"}]
+        controller = {"reconciler": "exec", "watch": watch, "max_recoveries": 3 + self.options % 2}
+        self.service.configure(STOP, controllers={"x": controller}, state=STATE)
+
     def happen(self) -> None:
         """One random event."""
-        events = {self.order: 5, self.change: 6, self.kill: 6, self.outside: 2, self.reload_bad: 1}
+        events = {self.order: 5, self.change: 6, self.kill: 6, self.outside: 2}
+        events |= {self.reload_bad: 1, self.reload_other: 2}
         self.choose.choices(list(events), list(events.values()))[0]()
         # How far things come before the next event; nobody relies on it.
         time.sleep(self.choose.choice((0.0, 0.05, 0.2, 0.5)))
@@ -156,6 +165,12 @@ class Chaos:
         told = [self.service.systemctl(*words, check=False).stdout for words in asked]
         return "\n".join([*told, self.service.text()])
 
+    def reload_other(self) -> None:
+        """A reload that ends the controller's runs in stages, and has a successor begin."""
+        self.told.append("reload with a change")
+        self.configure()
+        self.begun.append(self.service.begin("reload"))
+
     # -- what came of it ------------------------------------------------------------
 
     def operations(self) -> list[dict[str, object]]:
@@ -197,17 +212,13 @@ def chaos(own_box: Box) -> Chaos:
     """The service with all keys declared, in a box that only this test has."""
     service = Service(own_box)
     service.clean()
-    service.configure(
-        STOP,
-        controllers={"x": {"reconciler": "exec", "watch": [{"directory": "resources"}]}},
-        state=STATE,
-    )
     program = own_box.root / ETC.lstrip("/") / "programs/actor"
     program.parent.mkdir()
     program.write_text("#!/opt/reconciled/bin/python3 -IS\n" + ACTOR.read_text())
     program.chmod(0o755)
     service.drop_in(SOON)
     made = Chaos(service, random.Random(SEED))
+    made.configure()
     for key in KEYS:
         made.declare(key)
     return made
