@@ -4,7 +4,8 @@ One connection to the system bus, for one task: a call sends, and receives until
 there. What comes in between only leaves a mark that something has changed.
 
 1. No signal is believed: every local user can send one to us. It only makes the caller ask
-   logind itself, which also tells what was missed while there was no connection.
+   logind itself, which also tells what was missed while there was no connection. Nor does it
+   cost much: what is too long passes by unread, and was 2 s of a loop that stood still.
 2. Every call has its bound. After a failure the connection is of no use: close it, make another.
    Who does not speak the protocol can make its parser raise anything: all of it is one error.
 3. logind is never started from here: who stopped it has meant it.
@@ -17,23 +18,37 @@ a nursery of its own, whose receiver breaks when a filter is left as the connect
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import trio
-from jeepney import DBusAddress, DBusErrorResponse, HeaderFields, MatchRule, Message, MessageFlag
+from jeepney import (
+    DBusAddress,
+    DBusErrorResponse,
+    HeaderFields,
+    MatchRule,
+    Message,
+    MessageFlag,
+    Parser,
+)
 from jeepney import Properties as PropertiesOf
 from jeepney.auth import BEGIN, Authenticator
 from jeepney.bus import get_bus
 from jeepney.bus_messages import message_bus
+from jeepney.fds import FileDescriptor
 from jeepney.io.trio import DBusConnection
-from jeepney.low_level import MessageType
+from jeepney.low_level import MessageType, calc_msg_size
 from jeepney.wrappers import new_method_call, unwrap_msg
 
 # Bounds in seconds: for what the bus does itself, and for what may wait for another service,
 # as a lock waits for polkit to be started.
 GREETING = 5.0
 ANSWER = 30.0
+
+# Bytes: of a message that is read, which is far more than logind ever has to say, of what tells
+# how long a message is, and of one read of what passes by.
+LARGEST, _HEAD, _CHUNK = 16 * 1024, 16, 64 * 1024
 
 _LOGIND = "org.freedesktop.login1"
 _MANAGER = DBusAddress("/org/freedesktop/login1", _LOGIND, f"{_LOGIND}.Manager")
@@ -190,12 +205,42 @@ class Logind:
             self._marked = True
 
 
+@attrs.define(eq=False)
+class _BoundedParser:
+    """Around jeepney's: a message that is too long passes by, with the descriptors in it."""
+
+    _parser: Parser = attrs.field(factory=Parser, init=False)
+    _passing: int = attrs.field(default=0, init=False)  # so many bytes of it are still to come
+
+    def get_next_message(self) -> Message | None:
+        """The next one that is there as a whole."""
+        return self._parser.get_next_message()
+
+    def bytes_desired(self) -> int:
+        """How much may be read now: never more than a message, so that none hides in another."""
+        return min(self._passing, _CHUNK) or int(self._parser.bytes_desired())
+
+    def add_data(self, data: bytes, fds: Sequence[FileDescriptor] = ()) -> None:
+        """Take in what was read."""
+        if not self._passing:
+            self._parser.add_data(data, fds)
+            buffer = self._parser.buf
+            if buffer.bytes_buffered != _HEAD or calc_msg_size(buffer.peek(_HEAD)) <= LARGEST:
+                return
+            data, fds, self._parser.fds = buffer.read(_HEAD), self._parser.fds, []
+            self._passing = calc_msg_size(data)
+        self._passing -= len(data)
+        for each in fds:
+            each.close()
+
+
 async def _greeted() -> DBusConnection:
     """A connection on which the bus has said who we are."""
     stream = await trio.open_unix_socket(get_bus("SYSTEM"))
     try:
         await _authenticate(stream)
         connection = DBusConnection(stream.socket, enable_fds=True)
+        connection.parser = _BoundedParser()
         await connection.send(message_bus.Hello())
         await connection.receive()
     except BaseException:

@@ -213,6 +213,27 @@ async def test_a_signal_in_the_midst_of_a_call_is_kept(peer: Peer) -> None:
     logind.close()
 
 
+@pytest.mark.parametrize("size", [inhibitor.LARGEST, 4 << 20])
+async def test_what_is_too_long_passes_by(peer: Peer, size: int) -> None:
+    """A huge signal, which every local user can send, is not read; nor are its descriptors kept."""
+    logind = await Logind.connect()
+    ours, theirs = os.pipe()
+    huge = new_signal(MANAGER, "PrepareForShutdown", "ayh", (b"x" * size, theirs))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.send, huge)
+        assert await logind.preparing() is False
+    os.close(theirs)
+    assert os.read(ours, 1) == b""
+    os.close(ours)
+    with trio.move_on_after(0.05) as waiting:
+        await logind.changed()
+    assert waiting.cancelled_caught
+    await peer.prepare_signal(coming=True)
+    with trio.fail_after(1):
+        await logind.changed()
+    logind.close()
+
+
 @pytest.mark.parametrize(
     ("body", "ends_the_wait"),
     [
