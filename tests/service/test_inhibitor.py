@@ -223,7 +223,7 @@ async def test_what_is_too_long_passes_by(peer: Peer, size: int) -> None:
         nursery.start_soon(peer.send, huge)
         assert await logind.preparing() is False
     os.close(theirs)
-    os.set_blocking(ours, False)  # noqa: FBT003 - it takes no keyword
+    os.set_blocking(ours, False)
     assert os.read(ours, 1) == b""
     os.close(ours)
     with trio.move_on_after(0.05) as waiting:
