@@ -150,7 +150,7 @@ class _Loading:
         """The files that ``include`` names, each once, in the order of their names."""
         try:
             patterns = self.structurer.structure(
-                tuple[str, ...],
+                tuple[Path, ...],
                 main.data.get("include", [*INCLUDED]),
                 main.positions,
                 ("include",),
@@ -159,7 +159,7 @@ class _Loading:
             self.problems += exc.problems
             return []
         found: set[Path] = set()
-        for index, pattern in enumerate(patterns):
+        for index, pattern in enumerate(map(str, patterns)):
             whole = os.path.join(glob.escape(str(main.base)), pattern)  # noqa: PTH118 - a pattern
             matches = {Path(os.path.normpath(match)) for match in glob.glob(whole)}  # noqa: PTH207 - Path.glob takes no absolute pattern
             if not matches and (message := _not_matched(main.base, pattern)):

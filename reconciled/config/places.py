@@ -92,7 +92,8 @@ def _sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _included(config: Path) -> list[Path]:
-    patterns = [*_top_level(config, "include")] or INCLUDED
+    named = [each for each in _top_level(config, "include") if "\0" not in each]
+    patterns = named or INCLUDED
     base = glob.escape(str(config.parent))
     whole = (os.path.join(base, pattern) for pattern in patterns)  # noqa: PTH118 - a pattern
     return sorted(Path(found) for pattern in whole for found in glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute pattern

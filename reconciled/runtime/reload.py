@@ -176,6 +176,11 @@ class Reloader:
         except NoThread as error:
             self.log.error("reload.failed", problems=0, reason=str(error))
             return Outcome(reason=str(error))
+        except Exception as error:
+            # A fault of ours: nothing has changed yet, so nothing has to end for it.
+            reason = f"it could not be read, which is a fault of the daemon: {error!r}"
+            self.log.error("reload.failed", problems=0, reason=reason, exc_info=error)
+            return Outcome(reason=reason)
         for warning in loaded.warnings:
             self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         swap = compare(self.running(), prepared)

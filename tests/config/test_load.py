@@ -134,6 +134,7 @@ def test_moved_lines_are_no_change(tmp_path: Path) -> None:
         ('http: {listen: "x:99999"}\n', "1:16: http.listen: takes HOST:PORT"),
         ("http: {}\n", "1:7: http: listen is missing"),
         ("include: x\n", "1:10: include: takes a list, got text"),
+        ('include: ["a\\0/*.yaml"]\n', "1:11: include[0]: takes a path, and no path has"),
         ("include: [gone.yaml]\n", "1:11: include[0]: gone.yaml does not exist"),
         ("log: {}\n---", "3:1: a second document: a configuration has one"),
     ],

@@ -170,7 +170,7 @@ def test_a_socket_that_may_not_be_looked_at(
 @pytest.mark.parametrize("name", ["x" * 300, '"a\\0b"'])
 def test_a_socket_that_cannot_be(tmp_path: Path, name: str) -> None:
     """A name that is none is no fault here: the daemon itself says what is wrong with it."""
-    main = written(tmp_path, f"control: {{socket: {name}}}\nstate: s\n" + VALID)
+    main = written(tmp_path, f"control: {{socket: {name}}}\ninclude: [{name}]\n" + VALID)
     found = find_socket(main, {})
     assert found is not None
     assert found.parent == tmp_path

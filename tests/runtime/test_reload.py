@@ -18,6 +18,7 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done, retry, terminal
 from reconciled.core.stages import Stage
+from reconciled.runtime import reload
 from reconciled.runtime.controller import Controller
 
 FAST = "{reconciler: 'mine:ThingReconciler', concurrency: 9"
@@ -406,6 +407,24 @@ def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
 
     ignored = {field.name for field in attrs.fields(ControllerConfig) if not field.eq}
     assert ignored == {"origin", "positions", "path"}
+
+
+async def test_a_fault_of_a_reload_ends_nothing(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody foresaw while a new configuration is read fails that reload alone."""
+    world.configure("a")
+    async with world.running() as daemon:
+
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(reload, "load", fail)
+            outcome = await daemon.reloader.ask().ended()
+        assert "ZeroDivisionError" in outcome.reason
+        assert "Traceback" in str(world.lines("reload.failed"))
+        assert (await daemon.reloader.ask().ended()).done
 
 
 async def test_a_reload_without_a_thread(
