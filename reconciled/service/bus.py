@@ -54,6 +54,14 @@ def user_bus(environ: Mapping[str, str]) -> str:
     return written or (f"unix:path={runtime}/bus" if runtime else "")
 
 
+def place_of(address: str) -> str:
+    """The first unix socket in a bus's *address*; an abstract one begins with NUL.
+
+    Raises ValueError, RuntimeError where there is none.
+    """
+    return str(next(get_connectable_addresses(address)))
+
+
 @attrs.define(eq=False)
 class Bus:
     """One connection; made by connected()."""
@@ -133,7 +141,7 @@ def connected(address: str, deadline: float) -> Iterator[Bus]:
 
     Raises OSError, ValueError, RuntimeError where there is none.
     """
-    place = next(get_connectable_addresses(address))
+    place = place_of(address)
     with socket.socket(socket.AF_UNIX) as opened:
         bus = Bus(opened, deadline)
         bus._wait()  # noqa: SLF001 - the same class, before it is handed out

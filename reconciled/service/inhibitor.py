@@ -24,7 +24,6 @@ from typing import Any
 import attrs
 import trio
 from jeepney import (
-    DBusAddress,
     DBusErrorResponse,
     HeaderFields,
     MatchRule,
@@ -34,12 +33,13 @@ from jeepney import (
 )
 from jeepney import Properties as PropertiesOf
 from jeepney.auth import BEGIN, Authenticator
-from jeepney.bus import get_bus
 from jeepney.bus_messages import message_bus
 from jeepney.fds import FileDescriptor
 from jeepney.io.trio import DBusConnection
 from jeepney.low_level import MessageType, calc_msg_size
 from jeepney.wrappers import new_method_call, unwrap_msg
+
+from reconciled.service.bus import LOGIND, place_of, system_bus
 
 # Bounds in seconds: for what the bus does itself, and for what may wait for another service,
 # as a lock waits for polkit to be started.
@@ -50,8 +50,6 @@ ANSWER = 30.0
 # how long a message is, and of one read of what passes by.
 LARGEST, _HEAD, _CHUNK = 16 * 1024, 16, 64 * 1024
 
-_LOGIND = "org.freedesktop.login1"
-_MANAGER = DBusAddress("/org/freedesktop/login1", _LOGIND, f"{_LOGIND}.Manager")
 _DENIED = (
     "org.freedesktop.DBus.Error.AccessDenied",
     "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
@@ -122,7 +120,7 @@ class Logind:
 
     async def lock(self, who: str, why: str) -> DelayLock:
         """Take a delay lock; ``systemd-inhibit --list`` shows *who* and *why*."""
-        asked = new_method_call(_MANAGER, "Inhibit", "ssss", ("shutdown", who, why, "delay"))
+        asked = new_method_call(LOGIND, "Inhibit", "ssss", ("shutdown", who, why, "delay"))
         (descriptor,) = await self._call(asked)
         number = descriptor.to_raw_fd()
         # A program that inherited it would hold the lock for as long as it runs.
@@ -147,9 +145,9 @@ class Logind:
     async def _listen(self) -> None:
         prepares = MatchRule(
             type="signal",
-            sender=_LOGIND,
-            path=_MANAGER.object_path,
-            interface=_MANAGER.interface,
+            sender=LOGIND.bus_name,
+            path=LOGIND.object_path,
+            interface=LOGIND.interface,
             member="PrepareForShutdown",
         )
         # A logind that comes anew knows nothing of a shutdown that the one before it prepared.
@@ -160,12 +158,12 @@ class Logind:
             interface=message_bus.interface,
             member="NameOwnerChanged",
         )
-        owners.add_arg_condition(0, _LOGIND)
+        owners.add_arg_condition(0, LOGIND.bus_name)
         for rule in (prepares, owners):
             await self._call(message_bus.AddMatch(rule))
 
     async def _property(self, name: str) -> Any:
-        ((_, value),) = await self._call(PropertiesOf(_MANAGER).get(name))
+        ((_, value),) = await self._call(PropertiesOf(LOGIND).get(name))
         return value
 
     async def _call(self, message: Message) -> tuple[Any, ...]:
@@ -236,7 +234,7 @@ class _BoundedParser:
 
 async def _greeted() -> DBusConnection:
     """A connection on which the bus has said who we are."""
-    stream = await trio.open_unix_socket(get_bus("SYSTEM"))
+    stream = await trio.open_unix_socket(place_of(system_bus(os.environ)))
     try:
         await _authenticate(stream)
         connection = DBusConnection(stream.socket, enable_fds=True)
