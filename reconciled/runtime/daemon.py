@@ -113,6 +113,8 @@ class Daemon:
             StopRecord(stop),
             services,
         )
+        # First of all, as it is what a fault of the rest is told by.
+        self.ending = Ending(self.host)
         if self.once:
             # Before anything runs: the first keys end while later sources are still being read.
             self.counted = Once(self._end_once)
@@ -132,7 +134,6 @@ class Daemon:
             self._swap,
             self.outside.listeners,
         )
-        self.ending = Ending(self.host)
         self.last_resort = LastResort(
             stop,
             lambda: self.signals.stop_at,

@@ -202,6 +202,22 @@ async def test_a_crash_ends_in_a_staged_stop(
     assert daemon.host.stop.cut_count == 0
 
 
+async def test_a_crash_before_anything_runs(
+    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault while the daemon is put together is told as itself, and ends it with 1."""
+
+    def fail(_: Permits) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    world.configure("a")
+    monkeypatch.setattr(Permits, "prepare", fail)
+    async with world.running():
+        pass
+    assert world.code == 1
+    assert "a fault of ours" in json.dumps(world.lines("daemon.crashed"))
+
+
 async def test_a_crash_of_the_runs_place_cuts_nothing_either(
     world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
