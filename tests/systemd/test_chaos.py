@@ -92,15 +92,19 @@ class Chaos:
         # How far things come before the next event; nobody relies on it.
         time.sleep(self.choose.choice((0.0, 0.05, 0.2, 0.5)))
 
+    def systemctl(self, *words: str) -> None:
+        """Run systemctl to its end, which has to come; with success or without."""
+        try:
+            self.service.systemctl(*words, check=False, within=45)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self}\n{words} does not end\n{self.whereabouts()}")
+
     def order(self) -> None:
         """What an administrator says, waiting for it or not."""
         verb = self.choose.choice(("stop", "start", "start", "restart", "reload"))
         if self.choose.random() < 0.5:
             self.told.append(verb)
-            try:
-                self.service.systemctl(verb, self.service.unit, check=False, within=45)
-            except subprocess.TimeoutExpired:
-                pytest.fail(f"{self}\nthe last one does not end\n{self.whereabouts()}")
+            self.systemctl(verb, self.service.unit)
         else:
             self.told.append(f"{verb} &")
             self.begun.append(self.service.begin(verb))
@@ -130,7 +134,7 @@ class Chaos:
                 self.wait_for_reaper()
             signal = what.partition(" ")[2] or "KILL"
             words = (f"--kill-who={who}", f"--signal={signal}", self.service.unit)
-            self.service.systemctl("kill", *words, check=False)
+            self.systemctl("kill", *words)
 
     def wait_for_reaper(self) -> None:
         """Until the reaper runs, where there is something to reap."""
@@ -140,16 +144,17 @@ class Chaos:
 
     def outside(self) -> None:
         """What else is started anew around it."""
-        services = [("restart", "systemd-journald"), ("restart", "dbus")]
+        # logind does not always come back to another bus by itself, and we start after it.
+        services = [("restart", "systemd-journald"), ("restart", "dbus", "systemd-logind")]
         words = self.choose.choice([("daemon-reload",), ("daemon-reexec",), *services])
         self.told.append(" ".join(words))
-        self.service.systemctl(*words, check=False)
+        self.systemctl(*words)
 
     def reload_bad(self) -> None:
         """A reload with a mistake in the configuration, which is put right afterwards."""
         self.told.append("reload with a mistake")
         self.service.file("conf.d/wrong.yaml", "stop: {drain: never}\n")
-        self.service.reload(check=False)
+        self.systemctl("reload", self.service.unit)
         (self.service.box.root / ETC.lstrip("/") / "conf.d/wrong.yaml").unlink()
 
     def __str__(self) -> str:
@@ -217,6 +222,11 @@ def chaos(own_box: Box) -> Chaos:
     program.write_text("#!/opt/reconciled/bin/python3 -IS\n" + ACTOR.read_text())
     program.chmod(0o755)
     service.drop_in(SOON)
+    # Restarted so often only here.
+    for other in ("dbus", "systemd-journald", "systemd-logind"):
+        place = f"/etc/systemd/system/{other}.service.d/often.conf"
+        own_box.write(place, "[Unit]\nStartLimitIntervalSec=0\n")
+    service.systemctl("daemon-reload")
     made = Chaos(service, random.Random(SEED))
     made.configure()
     for key in KEYS:
