@@ -113,8 +113,7 @@ class Daemon:
             StopRecord(stop),
             services,
         )
-        # First of all, as it is what a fault of the rest is told by.
-        self.ending = Ending(self.host)
+        self.ending = Ending(self.host)  # first: it is what a fault of the rest is told by
         if self.once:
             # Before anything runs: the first keys end while later sources are still being read.
             self.counted = Once(self._end_once)
