@@ -142,7 +142,12 @@ def lines_of(file: Path) -> list[Line]:
 def logs_to(file: Path, level: str = "info") -> Logs:
     """A log that a test can read back, folded by the virtual clock."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-    return configure("json", level, descriptor=descriptor, environment={}, clock=trio.current_time)
+    try:
+        return configure(
+            "json", level, descriptor=descriptor, environment={}, clock=trio.current_time
+        )
+    finally:
+        os.close(descriptor)  # the log has its own
 
 
 def plugin_of(script: Script) -> Plugin:
