@@ -2,7 +2,7 @@
 #
 #   make demo        a real daemon at work, in half a minute
 #   make test        all tests, with real processes, signals and kills
-#   make test-fast   those without real processes
+#   make test-fast   those without real processes, in under a minute
 #   make kills       SIGKILLs, power cuts and failing calls; replay one: make kills KILL=37
 #   make test-systemd           those under a real systemd, in boxes of their own (root)
 #   make test-systemd-matrix    the same with the systemd of each Debian (root; fetches them once)
@@ -45,7 +45,7 @@ test: $(DEV)
 	$(PYTEST)
 
 test-fast: $(DEV)
-	$(PYTEST) -m 'not processes'
+	$(PYTEST) -m 'not processes and not slow'
 
 test-systemd: $(DEV)
 	$(PYTEST) tests/systemd

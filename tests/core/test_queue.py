@@ -549,6 +549,7 @@ def test_memory_of_known_keys(queue: WorkQueue, lane: Lane) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_wishes_moved_around_cost_no_memory(lane: Lane) -> None:
     """Moving, raising and forgetting 100,000 times leaves no heap of old places behind."""
     tracemalloc.start()

@@ -69,6 +69,7 @@ def test_a_kill_loses_nothing(logged: tuple[Path, list[Content]], state: Path) -
     assert not store.degraded
 
 
+@pytest.mark.slow
 def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
     logged: tuple[Path, list[Content]], state: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
         assert bool(store.condition.warning) == (offset > before), offset
 
 
+@pytest.mark.slow
 def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], state: Path) -> None:
     """In the last transaction it is a torn tail, anywhere before it the store is set aside."""
     image, seen = logged

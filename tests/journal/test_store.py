@@ -379,6 +379,7 @@ def test_a_second_opener_is_shut_out(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_keys(tmp_path: Path) -> None:
     """They are read within a start's patience, and the mirror takes at most 300 bytes a key."""
     import tracemalloc

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from reconciled.service import sockets
 from reconciled.service.sockets import Inherited
 
-# Instead of 3, which belongs to the test runner: beyond what a long run of tests has open, and below what every process may have.
+# Instead of 3, which belongs to the test runner: beyond what a long run of tests has open, and
+# below what every process may have.
 BASE = 800
 
 

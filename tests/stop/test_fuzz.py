@@ -25,6 +25,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import attrs
 import pytest
@@ -249,12 +250,13 @@ def causes(error: BaseException) -> list[str]:
     return [f"{type(error).__name__}: {error}"]
 
 
-def seeds() -> list[range]:
+def seeds() -> list[Any]:
     if "STOP_FUZZ_SEED" in os.environ:
         seed = int(os.environ["STOP_FUZZ_SEED"])
         return [range(seed, seed + 1)]
     size = SEEDS // BATCHES
-    return [range(n * size, (n + 1) * size) for n in range(BATCHES)]
+    batches = [range(n * size, (n + 1) * size) for n in range(BATCHES)]
+    return [*batches[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in batches[2:])]
 
 
 @pytest.mark.parametrize("batch", seeds(), ids=str)
