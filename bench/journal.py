@@ -19,11 +19,11 @@ import trio
 from table import heading, row
 
 from reconciled.core.resources import Key
-from reconciled.journal.durable import DurableOperations, History
-from reconciled.journal.opening import transaction
-from reconciled.journal.records import Ending
-from reconciled.journal.rows import insert, move_to_past
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations, History
+from reconciled.journal.operation_record import Ending
+from reconciled.journal.sqlite.lifecycle import transaction
+from reconciled.journal.sqlite.rows import insert, move_to_past
+from reconciled.journal.sqlite.store import Store
 
 TASKS, SECONDS, TURNS = 50, 4.0, 300
 PINNED = {"spec": {"path": "/etc/motd", "content": "x" * 200}, "kind": "File", "base": "/etc/x"}

@@ -21,7 +21,7 @@ from rig import KIND, Nothing, rigged
 from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done
-from reconciled.core.jobs import Priority
+from reconciled.core.queue.entry import Priority
 from reconciled.core.resources import Key
 
 KEYS = 1000

@@ -20,9 +20,9 @@ from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.store import Store
-from reconciled.runtime.pinned import pin
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.sqlite.store import Store
+from reconciled.runtime.operations.pinned import pin
 
 OPERATIONS = 1000
 ROUNDS = 3

@@ -20,23 +20,24 @@ import trio
 from reconciled.api import Reconciler
 from reconciled.config.load import load
 from reconciled.core.loops import LoopDetector
-from reconciled.core.queue import WorkQueue
+from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of, key_of
 from reconciled.core.sources import Snapshot
 from reconciled.instant import Signals
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import configure
-from reconciled.plugins import Plugin
+from reconciled.plugins.loading import Plugin
 from reconciled.programs.children import current_children
-from reconciled.runtime.adoption import Adoptions
-from reconciled.runtime.build import Ready, build
-from reconciled.runtime.controller import Controller
-from reconciled.runtime.dispatcher import Dispatcher
-from reconciled.runtime.host import Host
-from reconciled.runtime.operations import Operations
-from reconciled.runtime.permits import Permits
-from reconciled.runtime.record import StopRecord
+from reconciled.runtime.adoption_registry import Adoptions
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.controllers.factory import build
+from reconciled.runtime.controllers.loading import Ready
+from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.operations.operation import Operations
+from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.runtime.stop_recorder import StopRecord
 from reconciled.stop import Stop
 
 KIND = "Nothing"

@@ -16,9 +16,9 @@ from random import Random
 
 from table import heading, row
 
-from reconciled.core.backoff import Backoff
-from reconciled.core.jobs import Priority
-from reconciled.core.queue import WorkQueue
+from reconciled.core.queue.backoff import Backoff
+from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, key_of
 
 ROUNDS = 9

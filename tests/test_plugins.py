@@ -1,6 +1,6 @@
 """Plugins: found by name, loaded anew, and their faults kept to themselves (C15)."""
 
-from __future__ import annotations
+from __future__ import math
 
 import importlib.metadata
 import os
@@ -19,7 +19,11 @@ from reconciled.config.manifests import Parser
 from reconciled.config.model import ControllerConfig
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Origin
-from reconciled.plugins import Broken, NotFound, Plugin, find, make_validator
+from reconciled.plugins import loading
+from reconciled.plugins.discovery import NotFound, find
+from reconciled.plugins.loading import Broken, Plugin
+from reconciled.runtime.controllers.factory import validator
+from reconciled.runtime.controllers.loading import Ready
 
 MOTD = """from __future__ import annotations
 import attrs
@@ -50,7 +54,7 @@ def plugin(folder: Path, text: str, name: str = "MotdReconciler") -> Plugin:
     path = folder / "motd.py"
     path.write_text(text)
     path.chmod(0o644)
-    return find(f"motd:{name}", [folder]).load()
+    return loading.load(find(f"motd:{name}", [folder]))
 
 
 def broken(folder: Path, text: str) -> Broken:
@@ -61,9 +65,9 @@ def broken(folder: Path, text: str) -> Broken:
 
 def test_built_in() -> None:
     """The reconcilers that come along are found by name and say what they take."""
-    loaded = find("exec").load()
+    loaded = loading.load(find("exec"))
     assert (loaded.name, loaded.kind, loaded.spec_class.__name__) == ("exec", "Exec", "Exec")
-    assert find("file").load().kind == "File"
+    assert loading.load(find("file")).kind == "File"
 
 
 def test_built_in_without_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +97,7 @@ def test_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     (tmp_path / "motd_package.py").write_text(MOTD)
     monkeypatch.syspath_prepend(tmp_path)
-    loaded = find("motd").load()
+    loaded = loading.load(find("motd"))
     assert (loaded.version, loaded.kind) == ("2.5", "Motd")
     with pytest.raises(NotFound, match="did you mean motd"):
         find("modt")
@@ -252,7 +256,7 @@ def test_refuses_what_others_can_write(folder: Path) -> None:
         path.chmod(0o644)
         changed.chmod(mode)
         with pytest.raises(Broken, match=f"can be written by everybody: chmod go-w {changed}$"):
-            find("motd:X", [folder]).load()
+            loading.load(find("motd:X", [folder]))
 
 
 def test_specs_are_validated_at_their_place(folder: Path) -> None:
@@ -266,7 +270,8 @@ kind: Other
 metadata: {name: b}
 spec: {anything: 1}
 """
-    manifests, problems = Parser(make_validator(loaded, loaded)).parse(text, "f")
+    ready = Ready(None, loaded, loaded.cls(None))  # type: ignore[arg-type]  # of no use here
+    manifests, problems = Parser(validator(ready, lambda: math.inf)).parse(text, "f")
     assert [manifest.name for manifest in manifests] == ["b"]
     assert [str(problem) for problem in problems] == [
         'f:3:14: spec.path: takes text, got the number 5: write "5"',
@@ -325,8 +330,9 @@ def test_c15_the_process_lives_on(folder: Path) -> None:
     (folder / "motd.py").chmod(0o644)
     program = (
         "import pathlib, sys\n"
-        "from reconciled.plugins import Broken, find\n"
-        "try: find('motd:X', [pathlib.Path(sys.argv[1])]).load()\n"
+        "from reconciled.plugins.discovery import find\n"
+        "from reconciled.plugins.loading import Broken, load\n"
+        "try: load(find('motd:X', [pathlib.Path(sys.argv[1])]))\n"
         "except Broken as error: print(error)\n"
     )
     ran = subprocess.run(

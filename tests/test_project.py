@@ -23,8 +23,8 @@ import pytest
 from reconciled.cli.main import NOT_BUILT, VERBS, _parsed
 from reconciled.config import controllers, model
 from reconciled.config.load import load
-from reconciled.reconcilers import exec as exec_module
-from reconciled.reconcilers import file as file_module
+from reconciled.reconcilers.exec import reconciler as exec_module
+from reconciled.reconcilers.file import reconciler as file_module
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = str(Path(sys.executable).with_name("reconciled"))

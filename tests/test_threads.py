@@ -15,9 +15,9 @@ from trio.testing import MockClock
 from reconciled import threads
 from reconciled.core.resources import Key
 from reconciled.core.sources import Report, Unavailable
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import Ending, NotJournaled
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending, NotJournaled
+from reconciled.journal.sqlite.store import Store
 from reconciled.threads import NoThread, in_thread
 from reconciled.watchers.directory import DirectoryWatcher
 

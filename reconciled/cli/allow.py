@@ -8,7 +8,7 @@ import os
 from reconciled.cli.terminal import act_as_owner, complain, refuse, say
 from reconciled.config.load import find_config, load
 from reconciled.core.problems import Invalid
-from reconciled.runtime.permits import describe, read_held, write_permit
+from reconciled.runtime.decisions.removals import describe, read_held, write_permit
 
 NOTHING_HELD = 4
 

@@ -25,17 +25,17 @@ from reconciled.cli.terminal import (
     say_json,
     tell_trouble,
 )
-from reconciled.cli.unit import Unit, look_at, to_paste
+from reconciled.cli.unit_report import Unit, look_at, to_paste
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.core.stages import LAST_RESORT, StopLimits
-from reconciled.journal.records import Ending
-from reconciled.journal.rows import read_past
-from reconciled.journal.snapshot import open_snapshot
-from reconciled.runtime.build import prepared_whole
-from reconciled.runtime.survey import Surveyed, survey
+from reconciled.journal.operation_record import Ending
+from reconciled.journal.sqlite.rows import read_past
+from reconciled.journal.sqlite.snapshot import open_snapshot
+from reconciled.offline.scan import Surveyed, survey
+from reconciled.runtime.controllers.loading import prepared_whole
 from reconciled.service.findings import Grade, span
 
 DOES_NOT_FIT = 1

@@ -25,18 +25,19 @@ from reconciled.cli.terminal import (
     say,
     say_json,
 )
-from reconciled.cli.unit import Unit, look_at, obstacles, to_paste
-from reconciled.config.documents import read_documents
+from reconciled.cli.unit_report import Unit, look_at, obstacles, to_paste
 from reconciled.config.load import find_config, load
 from reconciled.config.model import Config
 from reconciled.config.references import not_built
+from reconciled.config.yaml.documents import read_documents
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Key, Origin
-from reconciled.journal.store import Applied
-from reconciled.runtime.build import Prepared, prepare
-from reconciled.runtime.credentials import unresolved, visible, with_secrets
-from reconciled.runtime.survey import Surveyed, survey
+from reconciled.journal.sqlite.store import Applied
+from reconciled.offline.scan import Surveyed, survey
+from reconciled.offline.secrets import unresolved, visible
+from reconciled.runtime.controllers.loading import Prepared, prepare
+from reconciled.runtime.controllers.secrets import with_secrets
 
 
 @attrs.define

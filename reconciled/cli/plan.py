@@ -23,11 +23,11 @@ from reconciled.config.load import find_config, load
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
 from reconciled.observe.logs import configure
+from reconciled.offline.plan import Planned, plan
+from reconciled.offline.scan import Surveyed, survey
 from reconciled.programs.children import current_children
-from reconciled.runtime.build import prepared_whole
-from reconciled.runtime.credentials import hide
-from reconciled.runtime.planning import Planned, plan
-from reconciled.runtime.survey import Surveyed, survey
+from reconciled.runtime.controllers.loading import prepared_whole
+from reconciled.runtime.controllers.secrets import hide
 
 NOTHING, CHANGES, ERROR = 0, 1, 70
 

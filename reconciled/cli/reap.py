@@ -22,7 +22,7 @@ import os
 import sys
 from pathlib import Path
 
-from reconciled.config.places import find_config, find_state
+from reconciled.config.locations import find_config, find_state
 from reconciled.core.durations import parse_duration
 from reconciled.programs.cgroup import group_of_control_process, numbers_in
 
@@ -59,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
-    from reconciled.journal.lock import Locked, StateLock, StateRefused
+    from reconciled.journal.state_lock import Locked, StateLock, StateRefused
     from reconciled.programs.reaper import Reaper
 
     _act_as_owner(state)

@@ -21,8 +21,8 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     # is never looked at again, which keeps full collections short, above all those of a stop.
     gc.disable()
     from reconciled.config.load import find_config
-    from reconciled.runtime.outside import Outside
-    from reconciled.runtime.start import run_daemon
+    from reconciled.runtime.daemon.integrations import Outside
+    from reconciled.runtime.daemon.startup import run_daemon
 
     gc.freeze()
     gc.enable()

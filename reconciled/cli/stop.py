@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from reconciled.cli.daemon import ask_daemon
+from reconciled.cli.ask_daemon import ask_daemon
 from reconciled.control.protocol import Request
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
-from reconciled.journal.schema import StoreTooNew, StoreUnusable
-from reconciled.journal.snapshot import open_snapshot
-from reconciled.journal.store import Applied, read_all_applied
-from reconciled.runtime.build import Prepared
-from reconciled.runtime.survey import Surveyed
+from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable
+from reconciled.journal.sqlite.snapshot import open_snapshot
+from reconciled.journal.sqlite.store import Applied, read_all_applied
+from reconciled.offline.scan import Surveyed
+from reconciled.runtime.controllers.loading import Prepared
 
 INVALID = 78
 

@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from reconciled.config.model import ControllerConfig, Interrupted, Removals, RetryConfig
-from reconciled.config.positions import Path as Steps
-from reconciled.config.positions import Positions
-from reconciled.config.structure import Structurer
-from reconciled.config.values import at_least, positive
+from reconciled.config.structuring.structurer import Structurer
+from reconciled.config.structuring.values import at_least, positive
 from reconciled.config.watches import DirectoryWatch, Watch, read_watch
+from reconciled.config.yaml.positions import Path as Steps
+from reconciled.config.yaml.positions import Positions
 from reconciled.core.durations import Seconds
 from reconciled.core.problems import Invalid, Problem
 

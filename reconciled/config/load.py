@@ -19,8 +19,7 @@ from typing import Any
 import attrs
 
 from reconciled.config.controllers import read_controller
-from reconciled.config.documents import Document, read_documents
-from reconciled.config.faults import described, guess, unknown
+from reconciled.config.locations import INCLUDED, find_config
 from reconciled.config.model import (
     Config,
     ControlConfig,
@@ -32,12 +31,13 @@ from reconciled.config.model import (
     PluginsConfig,
     StopConfig,
 )
-from reconciled.config.places import INCLUDED, find_config
-from reconciled.config.positions import Path as Steps
-from reconciled.config.positions import Positions
-from reconciled.config.structure import Structurer
+from reconciled.config.structuring.faults import described, guess, unknown
+from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.trust import distrust, read_trusted
 from reconciled.config.watches import absolute
+from reconciled.config.yaml.documents import Document, read_documents
+from reconciled.config.yaml.positions import Path as Steps
+from reconciled.config.yaml.positions import Positions
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
 

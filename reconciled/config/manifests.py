@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import attrs
 
-from reconciled.config.documents import Document, read_documents
-from reconciled.config.faults import described
-from reconciled.config.positions import Path, Positions
-from reconciled.config.structure import Structurer
+from reconciled.config.structuring.faults import described
+from reconciled.config.structuring.structurer import Structurer
+from reconciled.config.yaml.documents import Document, read_documents
+from reconciled.config.yaml.positions import Path, Positions
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import NOTHING, Manifest, Origin, fingerprint_of
 

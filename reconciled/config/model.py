@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import attrs
 
-from reconciled.config.positions import Path as Steps
-from reconciled.config.positions import Positions
-from reconciled.config.values import Share, at_least, positive
+from reconciled.config.structuring.values import Share, at_least, positive
 from reconciled.config.watches import Watch
+from reconciled.config.yaml.positions import Path as Steps
+from reconciled.config.yaml.positions import Positions
 from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.resources import Origin
 from reconciled.core.stages import StopLimits

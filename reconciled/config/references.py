@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from reconciled.config.model import Config
-from reconciled.config.positions import dotted
 from reconciled.config.watches import DirectoryWatch
+from reconciled.config.yaml.positions import dotted
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 

@@ -11,7 +11,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from reconciled.config.text import MAX_BYTES
+from reconciled.config.yaml.encoding import MAX_BYTES
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 import cronsim
 
-from reconciled.config.faults import described, unknown
-from reconciled.config.positions import Path as Steps
-from reconciled.config.positions import Positions
-from reconciled.config.structure import Structurer
-from reconciled.config.values import Share, positive
+from reconciled.config.structuring.faults import described, unknown
+from reconciled.config.structuring.structurer import Structurer
+from reconciled.config.structuring.values import Share, positive
+from reconciled.config.yaml.positions import Path as Steps
+from reconciled.config.yaml.positions import Positions
 from reconciled.core.durations import Seconds
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin

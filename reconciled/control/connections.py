@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 import trio
 
-from reconciled.observe.bound import BoundLog
+from reconciled.observe.bound_log import BoundLog
 
 # accept() fails so when this process or the machine is at a limit, which passes.
 _AT_A_LIMIT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

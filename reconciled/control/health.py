@@ -17,7 +17,7 @@ import h11
 import trio
 
 from reconciled.control.connections import Connections
-from reconciled.observe.bound import BoundLog
+from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 128
 # For a whole request, also the next one on the same connection.

@@ -28,7 +28,7 @@ from reconciled.control.protocol import (
     encode,
     read_request,
 )
-from reconciled.observe.bound import BoundLog
+from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 256
 # For a request to arrive, and for each line to be taken.

@@ -23,8 +23,8 @@ import structlog
 import trio
 
 from reconciled.core.folding import Folder, Recovery, Summary, Suppress
-from reconciled.observe import foreign
-from reconciled.observe.bound import LEVELS, BoundLog, bound_log_class, set_level
+from reconciled.observe import stdlib_logging
+from reconciled.observe.bound_log import LEVELS, BoundLog, bound_log_class, set_level
 from reconciled.observe.descriptor import Descriptor, open_descriptor
 from reconciled.observe.entries import JournalEntries, identifier_of, message
 from reconciled.observe.journald import SOCKET, open_journal
@@ -62,7 +62,7 @@ class Logs:
     _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
     _folding: bool = attrs.field(default=False, init=False)
     _level: str = attrs.field(default="info", init=False)
-    _adoption: foreign.Adoption | None = attrs.field(default=None, init=False)
+    _adoption: stdlib_logging.Adoption | None = attrs.field(default=None, init=False)
     log: BoundLog = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Logs:
         """
         if self._adoption is not None:
             return
-        self._adoption = foreign.adopt(self.log, self._level)
+        self._adoption = stdlib_logging.adopt(self.log, self._level)
         structlog.configure(
             processors=self._processors(),
             wrapper_class=self._loggers,

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.observe.bound import BoundLog
+from reconciled.observe.bound_log import BoundLog
 
 _TRIO = os.path.dirname(trio.__file__) + os.sep  # noqa: PTH120 - compared with names in code
 # Machinery between a task and its own code: says nothing about where it stands.

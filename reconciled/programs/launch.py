@@ -17,11 +17,11 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.programs import supervised
+from reconciled.programs import supervision as supervision_module
 from reconciled.programs.children import DirectLeader, Leader, clean_signals
 from reconciled.programs.output import Output
-from reconciled.programs.parent import raise_oom_score
-from reconciled.programs.supervised import Supervision
+from reconciled.programs.small_parent import raise_oom_score
+from reconciled.programs.supervision import Supervision
 
 _NOT_INHERITED = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY")
 _NOT_INHERITED_PREFIXES = ("WATCHDOG_", "LISTEN_")
@@ -52,8 +52,10 @@ class Launch:
         def run_parent(command: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
             return self._popen(command, log, None, _inherited(), fds)
 
-        order = supervised.order(supervision, self.arguments, self.environment, self.directory)
-        return supervised.start(supervision, order, run_parent, parents)
+        order = supervision_module.order(
+            supervision, self.arguments, self.environment, self.directory
+        )
+        return supervision_module.start(supervision, order, run_parent, parents)
 
     def _popen(
         self,

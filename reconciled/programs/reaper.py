@@ -22,9 +22,9 @@ from pathlib import Path
 import attrs
 
 from reconciled.core.durations import format_duration
-from reconciled.programs.members import belongs, hidden_in, members_of
+from reconciled.programs.cgroup import belongs, hidden_in, members_of
 from reconciled.programs.processes import Process
-from reconciled.programs.records import Damaged, Identity
+from reconciled.programs.program_records import Damaged, Identity
 from reconciled.programs.survivors import KILL_TAKES, POLL, Survivor, find, is_of, send
 
 Tell = Callable[[str], None]

@@ -27,9 +27,9 @@ import trio
 from reconciled.programs.children import Child, Leader, Owner, current_children
 from reconciled.programs.launch import Launch, program_environment, why_not_started
 from reconciled.programs.output import Output
-from reconciled.programs.records import Assignment, boot_id
+from reconciled.programs.program_records import Assignment, boot_id
 from reconciled.programs.steps import StepsDamaged, handle_of, read_steps
-from reconciled.programs.supervised import Supervision
+from reconciled.programs.supervision import Supervision
 from reconciled.stop import Section, cleanup_scope, covering_section
 from reconciled.threads import in_thread
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.programs.members import is_hidden
+from reconciled.programs.cgroup import is_hidden
 from reconciled.programs.processes import Process, everybody, look_up
-from reconciled.programs.records import (
+from reconciled.programs.program_records import (
     Assignment,
     ChildRecord,
     Damaged,

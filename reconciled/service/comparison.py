@@ -12,7 +12,7 @@ from collections.abc import Callable
 from reconciled.core.stages import StopLimits
 from reconciled.service import directives, timing
 from reconciled.service.findings import Finding
-from reconciled.service.unit import UnitFacts
+from reconciled.service.unit_facts import UnitFacts
 
 _LOOKS: tuple[Callable[[UnitFacts, StopLimits], Finding | None], ...] = (
     timing.timeout_stop,

@@ -7,7 +7,7 @@ import attrs
 from reconciled.core.stages import StopLimits
 from reconciled.service.findings import Finding, Grade, Remedy, drop_in, reload_command, span
 from reconciled.service.timing import reap_line
-from reconciled.service.unit import UnitFacts
+from reconciled.service.unit_facts import UnitFacts
 
 INVALID = 78  # the exit code of a configuration that cannot be used
 

@@ -7,7 +7,7 @@ import math
 
 import attrs
 
-from reconciled.service.unit import UnitFacts
+from reconciled.service.unit_facts import UnitFacts
 
 
 class Grade(enum.IntEnum):

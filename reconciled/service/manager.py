@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.service.show import show
-from reconciled.service.unit import (
+from reconciled.service.unit_facts import (
     Properties,
     UnitFacts,
     Unread,

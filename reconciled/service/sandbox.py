@@ -6,7 +6,7 @@ one is writable, and nothing opens what is hidden. Links are not followed.
 
 from __future__ import annotations
 
-from reconciled.service.unit import Sandbox
+from reconciled.service.unit_facts import Sandbox
 
 _HOMES = ("/home", "/root", "/run/user")
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - they are only compared with

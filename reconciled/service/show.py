@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from reconciled.service.unit import PROPERTIES, Properties, Unread, span_of
+from reconciled.service.unit_facts import PROPERTIES, Properties, Unread, span_of
 
 _ARGUMENTS = re.compile(r"argv\[\]=(.*?) ; ")
 _LISTS = {"TriggeredBy", "DropInPaths", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths"}

@@ -13,7 +13,7 @@ import shlex
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.stages import StopLimits
 from reconciled.service.findings import Finding, Grade, Remedy, drop_in, span
-from reconciled.service.unit import Command, UnitFacts
+from reconciled.service.unit_facts import Command, UnitFacts
 
 ROOM = 1.1
 # A machine that is told to power off does so after this, whatever still runs.

@@ -12,7 +12,7 @@ import trio
 
 from reconciled.cli import main
 from reconciled.core.resources import Key, fingerprint_of
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite.store import Store
 
 PLUGIN = """
 import attrs

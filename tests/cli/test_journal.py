@@ -16,14 +16,13 @@ import pytest
 import trio
 from desk import Desk
 
-from reconciled.cli import journal, resolve
-from reconciled.cli.journal_text import listed, shown
+from reconciled.cli.journal import listing, resolve
+from reconciled.cli.journal.text import listed, shown
 from reconciled.core.resources import Key
-from reconciled.journal import decisions
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.lock import Locked, StateLock, probe
-from reconciled.journal.machine import Machine
-from reconciled.journal.records import (
+from reconciled.journal import resolutions
+from reconciled.journal.host_identity import Machine
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import (
     Ending,
     Hold,
     OperationRecord,
@@ -31,7 +30,8 @@ from reconciled.journal.records import (
     StepRecord,
     StepState,
 )
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite.store import Store
+from reconciled.journal.state_lock import Locked, StateLock, probe
 from reconciled.programs import attempts, steps
 
 BEGUN = 1_800_000_000.0
@@ -342,10 +342,10 @@ def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
     said = desk.say("journal", "resolve", identity, "--forward", "--why", "it  is\nfine")
     assert said.code == 0
     assert said.lines[-1] == "No daemon runs: it acts at the next start."
-    decided = decisions.pending(desk.state, identity)
+    decided = resolutions.pending(desk.state, identity)
     assert decided is not None
     assert (decided.what, decided.why) == (Resolution.FORWARD, "it is fine")
-    assert decided.who == journal.who()
+    assert decided.who == listing.who()
     file = desk.state / "resolutions" / f"{identity}.json"
     assert file.stat().st_mode & 0o777 == 0o600
     listing = desk.say("journal", "list").out
@@ -364,8 +364,8 @@ def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
         assert "replaces" not in said.out
     said = desk.say("journal", "resolve", identity, "--abandon", "--why", "y")
     assert said.code == 0
-    assert said.lines[0] == f"This replaces --forward, by {journal.who()}: x"
-    decided = decisions.pending(desk.state, identity)
+    assert said.lines[0] == f"This replaces --forward, by {listing.who()}: x"
+    decided = resolutions.pending(desk.state, identity)
     assert decided is not None
     assert (decided.what, decided.why) == (Resolution.ABANDON, "y")
     assert len(list((desk.state / "resolutions").iterdir())) == 1
@@ -404,7 +404,7 @@ def test_back_only_where_something_can_undo(desk: Desk) -> None:
     desk.configure("  c: {reconciler: 'undo:Undoer', watch: [{directory: m}]}\n")
     assert f"resolve {identity} --back" in desk.say("journal", "show", identity).out
     assert desk.say(*back).code == 0
-    decided = decisions.pending(desk.state, identity)
+    decided = resolutions.pending(desk.state, identity)
     assert decided is not None
     assert decided.what is Resolution.BACK
 
@@ -421,7 +421,7 @@ def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPat
         lock.release()
     assert (said.code, said.out) == (75, "")
     assert "it was taken back" in said.err
-    assert decisions.claim(desk.state) == []
+    assert resolutions.claim(desk.state) == []
 
 
 def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
     desk.configure()
     identity = held(desk)
     monkeypatch.setattr(resolve, "WAIT", 0.2)
-    monkeypatch.setattr(decisions, "put", put_and_claim(decisions.put))
+    monkeypatch.setattr(decisions, "put", put_and_claim(resolutions.put))
     lock = StateLock.acquire(desk.state)
     try:
         said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
@@ -437,15 +437,15 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
         lock.release()
     assert said.code == 0
     assert said.lines[-1] == "It is written down, and acts as soon as it can."
-    assert len(decisions.claim(desk.state)) == 1
+    assert len(resolutions.claim(desk.state)) == 1
 
 
 def put_and_claim(put: Callable[..., None]) -> Callable[..., None]:
     """As put(), with a daemon that takes it at once."""
 
-    def both(state: Path, decided: decisions.Decided) -> None:
+    def both(state: Path, decided: resolutions.Decided) -> None:
         put(state, decided)
-        decisions.claim(state)
+        resolutions.claim(state)
 
     return both
 
@@ -458,14 +458,14 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
     lock = StateLock.acquire(desk.state)
 
     async def act(operations: DurableOperations) -> None:
-        (file,) = decisions.claim(desk.state)
-        decided = decisions.read(file)
+        (file,) = resolutions.claim(desk.state)
+        decided = resolutions.read(file)
         who = decided.who if acts else "somebody else"
         await operations.resolve(identity, decided.what, who, decided.why)
-        decisions.settled(file)
+        resolutions.settled(file)
 
     def daemon() -> None:
-        while not decisions.waits(desk.state, identity):
+        while not resolutions.waits(desk.state, identity):
             pass
         in_journal(desk, act)
 
@@ -498,7 +498,7 @@ def test_all_is_for_a_damaged_store(desk: Desk) -> None:
     said = desk.say(*everything)
     assert said.code == 0
     assert said.lines[0] == "Decided: the store is trusted again, 1 held operations are abandoned."
-    decided = decisions.pending(desk.state, decisions.EVERYTHING)
+    decided = resolutions.pending(desk.state, resolutions.EVERYTHING)
     assert decided is not None
     assert decided.why == "looked"
 
@@ -508,9 +508,9 @@ def test_a_person_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "eve")
     monkeypatch.setenv("SUDO_UID", "4711")
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert journal.who() == "eve (uid 4711, sudo)"
+    assert listing.who() == "eve (uid 4711, sudo)"
     monkeypatch.setattr(os, "getuid", lambda: 4712)
-    assert journal.who() == "somebody (uid 4712)"
+    assert listing.who() == "somebody (uid 4712)"
 
 
 def test_probing_disturbs_nobody(desk: Desk) -> None:

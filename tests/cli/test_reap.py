@@ -20,13 +20,13 @@ from operations import ID, end_all_of, start_host, wait_for
 
 from reconciled.cli import reap as cli
 from reconciled.cli.main import main
-from reconciled.journal.lock import StateLock
+from reconciled.journal.state_lock import StateLock
 from reconciled.programs import reaper
-from reconciled.programs.members import members_of
+from reconciled.programs.cgroup import members_of
 from reconciled.programs.processes import look_up
+from reconciled.programs.program_records import ChildRecord, read_child, read_end
 from reconciled.programs.reaper import Reaper
-from reconciled.programs.records import ChildRecord, read_child, read_end
-from reconciled.runtime.leftovers import end_leftovers
+from reconciled.runtime.daemon.strays import end_leftovers
 from reconciled.service.notify import Notifier
 
 RECONCILED = Path(sys.executable).with_name("reconciled")

@@ -12,13 +12,13 @@ import pytest
 import trio
 from desk import Desk
 
-from reconciled.cli.unit import to_paste, unit_of
+from reconciled.cli.unit_report import to_paste, unit_of
 from reconciled.core.resources import Key
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import Ending
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending
+from reconciled.journal.sqlite.store import Store
 from reconciled.service.findings import Remedy
-from reconciled.service.unit import Sandbox, UnitFacts, Unread
+from reconciled.service.unit_facts import Sandbox, UnitFacts, Unread
 
 FITTING = UnitFacts("reconciled.service", "bus", timeout_stop=360.0, watchdog=60.0)
 SHORT = attrs.evolve(FITTING, timeout_stop=10.0)
@@ -33,7 +33,7 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> dict[str, UnitFacts]:
     def read(name: str, _environ: Any) -> UnitFacts | Unread:
         return units.get(name, Unread(f"{name} is not loaded: not-found"))
 
-    monkeypatch.setattr("reconciled.cli.unit.read_unit", read)
+    monkeypatch.setattr("reconciled.cli.unit_report.read_unit", read)
     return units
 
 

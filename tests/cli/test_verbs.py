@@ -10,8 +10,8 @@ import pytest
 from desk import Desk
 
 from reconciled.core.resources import Key
-from reconciled.journal.lock import StateLock
-from reconciled.runtime.permits import Held, read_held, write_permit
+from reconciled.journal.state_lock import StateLock
+from reconciled.runtime.decisions.removals import Held, read_held, write_permit
 
 # -- the command line ---------------------------------------------------------------------
 

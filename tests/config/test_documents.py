@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.config.documents import MAX_DEPTH, MAX_NODES, MAX_PROBLEMS, read_documents
-from reconciled.config.text import MAX_BYTES
+from reconciled.config.yaml.documents import MAX_DEPTH, MAX_NODES, MAX_PROBLEMS, read_documents
+from reconciled.config.yaml.encoding import MAX_BYTES
 
 
 def faults(data: bytes) -> list[str]:
@@ -172,7 +172,7 @@ def test_c14_memory(data: bytes) -> None:
     """A bomb never takes 200 MB."""
     program = (
         "import resource, sys\n"
-        "from reconciled.config.documents import read_documents\n"
+        "from reconciled.config.yaml.documents import read_documents\n"
         "read_documents(sys.stdin.buffer.read(), 'f')\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

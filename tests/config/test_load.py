@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reconciled.config.load import Loaded, find_config, load
 from reconciled.config.model import Config
-from reconciled.config.values import Share
+from reconciled.config.structuring.values import Share
 from reconciled.config.watches import CronWatch, DirectoryWatch, EveryWatch
 from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.problems import Invalid

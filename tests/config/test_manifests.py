@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reconciled.config.manifests import Parser
-from reconciled.config.positions import Path, Positions
+from reconciled.config.yaml.positions import Path, Positions
 from reconciled.core.problems import Problem
 from reconciled.core.resources import NOTHING, Manifest, fingerprint_of
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.config import places
 from reconciled.config.load import load
-from reconciled.config.places import find_socket, find_state
+from reconciled.config.locations import find_socket, find_state
 
 VALID = "controllers: {}\n"
 
@@ -82,7 +81,7 @@ def test_the_parser_is_left_alone(tmp_path: Path) -> None:
     """Where nothing names state or socket, no parser is imported: that takes half the time."""
     main = written(tmp_path, "# state: /x\n# control: {socket: /x}\n" + VALID)
     script = (
-        "import sys; from pathlib import Path; from reconciled.config.places import *;"
+        "import sys; from pathlib import Path; from reconciled.config.locations import *;"
         f" find_state(Path({str(main)!r}), {{}}); find_socket(Path({str(main)!r}), {{}});"
         "print('yaml' in sys.modules)"
     )

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.config.documents import read_documents
-from reconciled.config.structure import Structurer, structure
-from reconciled.config.values import Share, at_least, parse_share
+from reconciled.config.structuring.structurer import Structurer, structure
+from reconciled.config.structuring.values import Share, at_least, parse_share
+from reconciled.config.yaml.documents import read_documents
 from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.problems import Invalid
 from reconciled.service.credentials import Secret

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.core.backoff import SHORTEST, Backoff
-from reconciled.core.queue import WorkQueue
+from reconciled.core.queue.backoff import SHORTEST, Backoff
+from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import key_of
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.core.backoff import Backoff
-from reconciled.core.census import census
-from reconciled.core.counters import WAIT_BOUNDS
-from reconciled.core.jobs import CAUSES, Job, Priority, Standing
-from reconciled.core.lanes import Lane
-from reconciled.core.lines import AGEING
-from reconciled.core.queue import Unserved, WorkQueue
+from reconciled.core.queue.backoff import Backoff
+from reconciled.core.queue.counters import WAIT_BOUNDS
+from reconciled.core.queue.entry import CAUSES, Job, Priority, Standing
+from reconciled.core.queue.fifo import AGEING
+from reconciled.core.queue.lane import Lane
+from reconciled.core.queue.queue import Unserved, WorkQueue
+from reconciled.core.queue.statistics import census
 from reconciled.core.resources import Key, key_of
 
 A, B, C = (key_of("site", name) for name in "abc")

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reconciled.core.backoff import Backoff
-from reconciled.core.census import census
-from reconciled.core.jobs import CAUSES, Job, Priority
-from reconciled.core.queue import WorkQueue
+from reconciled.core.queue.backoff import Backoff
+from reconciled.core.queue.entry import CAUSES, Job, Priority
+from reconciled.core.queue.queue import WorkQueue
+from reconciled.core.queue.statistics import census
 from reconciled.core.resources import Key, controller_of, key_of
 
 LANES = ("a", "b")

@@ -10,11 +10,11 @@ import attrs
 import trio
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.machine import Machine
-from reconciled.journal.records import Ending, Hold, OperationRecord, Owned
-from reconciled.journal.schema import FILE
-from reconciled.journal.store import Store
+from reconciled.journal.host_identity import Machine
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending, Hold, OperationRecord, Owned
+from reconciled.journal.sqlite.schema import FILE
+from reconciled.journal.sqlite.store import Store
 
 HERE = Machine("boot", "machine")
 LOG = f"{FILE}-wal"

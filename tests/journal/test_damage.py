@@ -15,10 +15,10 @@ import pytest
 import trio
 from images import LOG, Content, content_of, copied, fill
 
-from reconciled.journal import frames
-from reconciled.journal.condition import MARK
-from reconciled.journal.schema import FILE, StoreTooNew
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite import wal
+from reconciled.journal.sqlite.integrity import MARK
+from reconciled.journal.sqlite.schema import FILE, StoreTooNew
+from reconciled.journal.sqlite.store import Store
 
 MEMORY = Path("/dev/shm")
 SEED = random.SystemRandom().randrange(1 << 32)
@@ -76,10 +76,10 @@ def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
     """A torn tail is dropped with one warning; everything before it is there."""
     image, seen = logged
     content = (image / "store" / LOG).read_bytes()
-    whole = frames.walk(content)
-    before = frames.walk(content[: whole.end - 1]).end
+    whole = wal.walk(content)
+    before = wal.walk(content[: whole.end - 1]).end
     assert whole.end == len(content)
-    assert before < whole.end - frames.FRAME
+    assert before < whole.end - wal.FRAME
     # Each byte of what tells frames apart; of their pages each 61st, and the last ones.
     offsets = {*range(before, before + 64), *range(before, whole.end, 61)}
     offsets |= set(range(whole.end - 64, whole.end))
@@ -97,14 +97,14 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
     """In the last transaction it is a torn tail, anywhere before it the store is set aside."""
     image, seen = logged
     content = (image / "store" / LOG).read_bytes()
-    whole = frames.walk(content)
-    last = frames.walk(content[: whole.end - 1]).end
+    whole = wal.walk(content)
+    last = wal.walk(content[: whole.end - 1]).end
     rng = random.Random(SEED)
     print("seed", SEED)
     offsets = [rng.randrange(len(content)) for _ in range(150)]
     offsets += [last + rng.randrange(whole.end - last) for _ in range(20)]
-    offsets += [*range(32), *range(frames.HEADER, frames.HEADER + frames.FRAME)]
-    offsets += [*range(last, last + frames.FRAME)]
+    offsets += [*range(32), *range(wal.HEADER, wal.HEADER + wal.FRAME)]
+    offsets += [*range(last, last + wal.FRAME)]
     for offset in offsets:
         harmed = copied(image, state)
         flipped = bytearray(content)
@@ -125,9 +125,9 @@ def test_c04_a_second_kill_behind_a_torn_tail(
     """What is left of a torn tail is never taken for a part of what was written after it."""
     image, seen = logged
     content = bytearray((image / "store" / LOG).read_bytes())
-    whole = frames.walk(bytes(content))
-    last = frames.walk(bytes(content[: whole.end - 1])).end
-    assert whole.end - last > 2 * (frames.FRAME + 4096)
+    whole = wal.walk(bytes(content))
+    last = wal.walk(bytes(content[: whole.end - 1])).end
+    assert whole.end - last > 2 * (wal.FRAME + 4096)
     content[last + 100] ^= 1  # its first page did not get to the disk, its last ones did
     (copied(image, state) / "store" / LOG).write_bytes(content)
     store = Store.open(state)
@@ -260,7 +260,7 @@ def test_c04_a_kill_while_damage_is_set_aside(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("reconciled.journal.opening._begin", killed)
+        patch.setattr("reconciled.journal.sqlite.lifecycle._begin", killed)
         with pytest.raises(KeyboardInterrupt):
             Store.open(state)
     assert len(list(state.glob("store.damaged-*"))) == 1

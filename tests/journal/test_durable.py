@@ -14,9 +14,9 @@ import trio.testing
 from images import HERE
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.durable import DurableOperations, History
-from reconciled.journal.machine import Machine
-from reconciled.journal.records import (
+from reconciled.journal.host_identity import Machine
+from reconciled.journal.operation_log import DurableOperations, History
+from reconciled.journal.operation_record import (
     Ending,
     Hold,
     NotJournaled,
@@ -28,9 +28,9 @@ from reconciled.journal.records import (
     Resolution,
     StepState,
 )
-from reconciled.journal.rows import read_open, read_past
-from reconciled.journal.snapshot import open_snapshot
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite.rows import read_open, read_past
+from reconciled.journal.sqlite.snapshot import open_snapshot
+from reconciled.journal.sqlite.store import Store
 
 KEY = Key("site/motd")
 OWNED = Owned("File", {"path": "/etc/motd"}, Fingerprint("f"), "/etc/x")

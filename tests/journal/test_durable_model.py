@@ -20,9 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from images import HERE, LOG
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal import frames
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import (
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import (
     Ending,
     Hold,
     OnceBegan,
@@ -31,7 +30,8 @@ from reconciled.journal.records import (
     Resolution,
     StepState,
 )
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite import wal
+from reconciled.journal.sqlite.store import Store
 
 MEMORY = Path("/dev/shm")
 KEYS = [Key(f"a/{name}") for name in "xyz"]
@@ -290,8 +290,8 @@ class Journal(RuleBasedStateMachine):
         log = self._log()
         cut = len(log)
         if self.undo is not None and log[:32] == self.log_before[:32]:
-            begun = frames.walk(self.log_before).end
-            end = frames.walk(log).end
+            begun = wal.walk(self.log_before).end
+            end = wal.walk(log).end
             if begun < end == len(log):
                 cut = data.draw(st.integers(begun, end), label="cut")
         if cut < len(log):
@@ -350,7 +350,7 @@ class Journal(RuleBasedStateMachine):
         assert {key: self.store.begun(key) for key in self.owned} == self.owned
 
     def _past(self) -> dict[str, Ending]:
-        from reconciled.journal.rows import read_past
+        from reconciled.journal.sqlite.rows import read_past
 
         past = read_past(self.store.writer.connection, 10_000)
         assert not past.damaged

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.journal.frames import FRAME, HEADER, Walk, walk
+from reconciled.journal.sqlite.wal import FRAME, HEADER, Walk, walk
 
 STEP = FRAME + 4096
 SEED = random.SystemRandom().randrange(1 << 32)

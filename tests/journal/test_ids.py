@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.journal.ids import OperationIds
+from reconciled.journal.operation_ids import OperationIds
 
 
 @given(st.lists(st.floats(min_value=0, max_value=4e9), min_size=2, max_size=30))

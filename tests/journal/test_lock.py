@@ -1,4 +1,4 @@
-"""The state directory and its lock."""
+"""The state directory and its state_lock."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.journal import lock
-from reconciled.journal.lock import Locked, StateLock, StateRefused
+from reconciled.journal.state_lock import Locked, StateLock, StateRefused
 
 HOLDER = """
 import sys
 from pathlib import Path
-from reconciled.journal.lock import StateLock
+from reconciled.journal.state_lock import StateLock
 lock = StateLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -62,7 +61,7 @@ def test_another_holder_is_waited_for_and_named(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_ends_in_time_is_succeeded(tmp_path: Path) -> None:
-    """A restart that overlaps with its predecessor's end gets the lock."""
+    """A restart that overlaps with its predecessor's end gets the state_lock."""
     state = tmp_path / "state"
     first = StateLock.acquire(state)
     second = StateLock.acquire(state, sleep=lambda _seconds: first.release())

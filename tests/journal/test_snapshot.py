@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal import snapshot
-from reconciled.journal.schema import FILE, StoreTooNew, StoreUnusable
-from reconciled.journal.snapshot import open_snapshot
-from reconciled.journal.store import Store, read_applied
+from reconciled.journal.sqlite import snapshot
+from reconciled.journal.sqlite.schema import FILE, StoreTooNew, StoreUnusable
+from reconciled.journal.sqlite.snapshot import open_snapshot
+from reconciled.journal.sqlite.store import Store, read_applied
 
 PRINT = Fingerprint("f")
 

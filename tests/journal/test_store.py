@@ -15,13 +15,12 @@ import trio
 import trio.testing
 
 from reconciled.core.resources import Fingerprint, Key, fingerprint_of
-from reconciled.journal import schema
-from reconciled.journal.applied import Applied, read_all_applied, write_applied
-from reconciled.journal.meta import read_meta
-from reconciled.journal.opening import open_directory
-from reconciled.journal.schema import MIGRATIONS, StoreTooNew, StoreUnusable
-from reconciled.journal.store import Store
-from reconciled.journal.writer import StoreClosed, WriteFailed
+from reconciled.journal.sqlite import schema
+from reconciled.journal.sqlite.applied import Applied, read_all_applied, write_applied
+from reconciled.journal.sqlite.lifecycle import open_directory
+from reconciled.journal.sqlite.schema import MIGRATIONS, StoreTooNew, StoreUnusable, read_meta
+from reconciled.journal.sqlite.store import Store
+from reconciled.journal.sqlite.writer import StoreClosed, WriteFailed
 
 KEY = Key("site/motd")
 SPEC = {"path": "/etc/motd", "content": "hé"}
@@ -411,7 +410,7 @@ def test_a_hundred_thousand_keys(tmp_path: Path) -> None:
 CHILD = """
 import os, signal, sys, trio
 from pathlib import Path
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite.store import Store
 async def main():
     store = Store.open(Path(sys.argv[1]))
     async with trio.open_nursery() as nursery:

@@ -15,11 +15,11 @@ import pytest
 import trio
 
 from reconciled.core.resources import Key
-from reconciled.journal import writer
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import Ending, NotJournaled
-from reconciled.journal.reserve import Reserve
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending, NotJournaled
+from reconciled.journal.sqlite import writer
+from reconciled.journal.sqlite.reserve import Reserve
+from reconciled.journal.sqlite.store import Store
 
 WORKER = Path(__file__).with_name("worker.py")
 pytestmark = pytest.mark.processes

@@ -13,11 +13,11 @@ from pathlib import Path
 import trio
 
 from reconciled.core.resources import Key
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import Ending, NotJournaled, OperationOpen
-from reconciled.journal.schema import StoreUnusable
-from reconciled.journal.store import Store
-from reconciled.journal.writer import StoreClosed
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending, NotJournaled, OperationOpen
+from reconciled.journal.sqlite.schema import StoreUnusable
+from reconciled.journal.sqlite.store import Store
+from reconciled.journal.sqlite.writer import StoreClosed
 
 
 def say(*words: object) -> None:

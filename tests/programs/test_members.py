@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.programs import members
-from reconciled.programs.members import hidden_in, is_hidden
+from reconciled.programs.cgroup import hidden_in, is_hidden
 from reconciled.programs.processes import Process, look_up
 
 pytestmark = pytest.mark.processes

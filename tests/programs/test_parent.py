@@ -21,12 +21,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from operations import ID, end_all_of, low_score, made, start_host, wait_for
 
 from reconciled.core.stages import StopLimits
-from reconciled.programs import ProgramFailed, parent, run_program, supervised
+from reconciled.programs import ProgramFailed, run_program, small_parent, supervision
 from reconciled.programs.children import current_children
 from reconciled.programs.launch import Launch
 from reconciled.programs.processes import everybody, look_up
-from reconciled.programs.records import Assignment, ChildRecord, boot_id, read_child, read_end
-from reconciled.programs.supervised import Supervision
+from reconciled.programs.program_records import (
+    Assignment,
+    ChildRecord,
+    boot_id,
+    read_child,
+    read_end,
+)
+from reconciled.programs.supervision import Supervision
 from reconciled.stop import Stop, Work
 
 pytestmark = pytest.mark.processes
@@ -169,7 +175,7 @@ async def test_told(place: Path) -> None:
 
 @pytest.mark.optional
 async def test_small_parent_keeps_the_low_score(place: Path) -> None:
-    """Where memory runs out the program goes first, from its first instruction, not its parent."""
+    """Where memory runs out the program goes first, from its first instruction, not its small_parent."""
     script = "read mine </proc/self/oom_score_adj; read its </proc/$PPID/oom_score_adj"
     with low_score():
         ended = await run_program(["sh", "-c", f"{script}; echo $mine $its"], operation=made(place))
@@ -183,14 +189,14 @@ def test_only_a_low_score_is_raised(tmp_path: Path, before: str, after: str) -> 
     """A score that makes the daemon itself a likely victim is not lowered for its programs."""
     file = tmp_path / "score"
     file.write_text(before)
-    parent.raise_oom_score(bytes(file))
+    small_parent.raise_oom_score(bytes(file))
     assert file.read_text() == after
 
 
 def test_a_score_that_cannot_be_raised(tmp_path: Path) -> None:
     """A process that is gone, or a kernel that refuses, is no reason not to go on."""
-    parent.raise_oom_score(bytes(tmp_path / "gone"))
-    parent.raise_oom_score(bytes(tmp_path))
+    small_parent.raise_oom_score(bytes(tmp_path / "gone"))
+    small_parent.raise_oom_score(bytes(tmp_path))
 
 
 async def test_small_parent_knows_nothing_of_the_manager(
@@ -234,7 +240,7 @@ def test_records_are_replaced_durably(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(posix, name, recorded(calls, getattr(posix, name)))
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        parent._write_durably(directory, "end", b"{}")
+        small_parent._write_durably(directory, "end", b"{}")
         assert calls == [
             "write .end.new",
             "fsync .end.new",
@@ -243,7 +249,7 @@ def test_records_are_replaced_durably(tmp_path: Path, monkeypatch: pytest.Monkey
         ]
         assert (tmp_path / "end").read_bytes() == b"{}"
         calls.clear()
-        parent._sync_above(directory)
+        small_parent._sync_above(directory)
         assert calls == [f"fsync {tmp_path.parent.name}"]
     finally:
         os.close(directory)
@@ -326,7 +332,7 @@ def test_daemon_gone_before_its_word(tmp_path: Path, place: Path) -> None:
     made(place)
     launch = Launch(("touch", str(tmp_path / "ran")), None, dict(os.environ), b"")
     assignment = Assignment(boot_id(), 1, "apply", critical=False, deadline=None)
-    order = supervised.order(
+    order = supervision.order(
         Supervision(place, assignment), launch.arguments, launch.environment, None
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -334,7 +340,7 @@ def test_daemon_gone_before_its_word(tmp_path: Path, place: Path) -> None:
     os.write(source, order)
     os.lseek(source, 0, os.SEEK_SET)
     numbers = (source, theirs.fileno())
-    command = [sys.executable, "-I", "-S", "-E", parent.__file__, *map(str, numbers)]
+    command = [sys.executable, "-I", "-S", "-E", small_parent.__file__, *map(str, numbers)]
     process = subprocess.Popen(command, pass_fds=numbers)
     theirs.close()
     os.close(source)

@@ -20,7 +20,7 @@ from operations import ID, end_all_of, start_host, wait_for
 
 from reconciled.programs import survivors
 from reconciled.programs.processes import look_up
-from reconciled.programs.records import Damaged, boot_id, read_child, read_end
+from reconciled.programs.program_records import Damaged, boot_id, read_child, read_end
 from reconciled.programs.survivors import Survivor, find
 
 pytestmark = pytest.mark.processes

@@ -34,10 +34,10 @@ from reconciled.api import (
     StepKind,
     Wait,
 )
-from reconciled.config.structure import structure
+from reconciled.config.structuring.structurer import structure
 from reconciled.core.durations import Seconds
 from reconciled.core.problems import Invalid
-from reconciled.reconcilers.exec import CriticalPart, Exec, ExecReconciler
+from reconciled.reconcilers.exec.reconciler import CriticalPart, Exec, ExecReconciler
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeOperation, FakeRequest

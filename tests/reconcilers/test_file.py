@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from reconciled.api import Outcome, Request, Result
-from reconciled.reconcilers.diff import describe_change
-from reconciled.reconcilers.file import File, FileOptions, FileReconciler
-from reconciled.reconcilers.written import Written
+from reconciled.reconcilers.file.diff import describe_change
+from reconciled.reconcilers.file.reconciler import File, FileOptions, FileReconciler
+from reconciled.reconcilers.file.written import Written
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeRequest

@@ -23,13 +23,12 @@ from reconciled.config.load import load
 from reconciled.core.resources import Manifest
 from reconciled.core.sources import Report, Snapshot
 from reconciled.instant import Signals
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.store import Store
-from reconciled.runtime import build
-from reconciled.runtime.build import Ready, prepare
-from reconciled.runtime.daemon import Daemon
-from reconciled.runtime.outside import Outside
-from reconciled.runtime.start import _once_code
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.sqlite.store import Store
+from reconciled.runtime.controllers.loading import Ready, prepare
+from reconciled.runtime.daemon.daemon import Daemon
+from reconciled.runtime.daemon.integrations import Outside
+from reconciled.runtime.daemon.startup import _once_code
 
 PLUGIN = """
 import attrs
@@ -115,7 +114,7 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         self.monkeypatch.setattr(World, "now", self, raising=False)
-        self.monkeypatch.setattr("reconciled.runtime.daemon.LastResort", NoLastResort)
+        self.monkeypatch.setattr("reconciled.runtime.daemon.daemon.LastResort", NoLastResort)
         self.monkeypatch.setattr(build, "watchers_of", self.watchers_of)
         (self.root / "plugins").mkdir(mode=0o755)
         self.state.mkdir(mode=0o700)
@@ -160,7 +159,7 @@ class World:
         self.config.chmod(0o600)
 
     def watchers_of(self, ready: Ready, *_: Any) -> Iterable[Source]:
-        """In place of build.watchers_of: one scripted source."""
+        """In place of loading.watchers_of: one scripted source."""
         name = ready.config.name
 
         async def declare(report: Callable[[Report], None]) -> None:

@@ -12,12 +12,12 @@ import trio
 from rig import Act, Removing, Rig, Thing, key, rig, thing
 
 from reconciled.api import Decision, Observation, Observed, Request, Step, StepKind, done
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.machine import Machine
-from reconciled.journal.records import Ending, Hold, OperationRecord, StepState
-from reconciled.journal.store import Store
-from reconciled.runtime.adoption import settle_open
-from reconciled.runtime.pinned import pin
+from reconciled.journal.host_identity import Machine
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending, Hold, OperationRecord, StepState
+from reconciled.journal.sqlite.store import Store
+from reconciled.runtime.operations.pinned import pin
+from reconciled.runtime.runs.adoption import settle_open
 
 Asked = tuple[str, str]
 

@@ -21,25 +21,25 @@ import trio.testing
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.core.jobs import Priority
 from reconciled.core.loops import LoopDetector
-from reconciled.core.queue import WorkQueue
+from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
 from reconciled.instant import Signals
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import Logs, configure
-from reconciled.plugins import Plugin
+from reconciled.plugins.loading import Plugin
 from reconciled.programs.children import current_children
-from reconciled.runtime import build
-from reconciled.runtime.adoption import Adoptions
-from reconciled.runtime.controller import Controller
-from reconciled.runtime.dispatcher import Dispatcher
-from reconciled.runtime.host import Host
-from reconciled.runtime.operations import Operations
-from reconciled.runtime.permits import Permits
-from reconciled.runtime.record import StopRecord
+from reconciled.runtime.adoption_registry import Adoptions
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers import loading
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.operations.operation import Operations
+from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.runtime.stop_recorder import StopRecord
 from reconciled.stop import Stop, Work
 
 Act = Callable[[Any], Awaitable[Any]]
@@ -278,8 +278,8 @@ async def rig(
         await services.start(host.store.run)
         permits = Permits(state, logs.log, lambda _, keys: built.allow(keys))
         permits.prepare()
-        built = build.build(
-            build.Ready(config.controllers["c"], plugin_of(script), script), host, stop, permits
+        built = loading.build(
+            loading.Ready(config.controllers["c"], plugin_of(script), script), host, stop, permits
         )
         watchers = list(sources) or [Source("source 0")]
         names = [watcher.name for watcher in watchers if watcher.declares]

@@ -18,12 +18,12 @@ from lives import Actor, consistent, ending_of, leave, operate, revived
 from rig import Rig, key, thing
 from trio.testing import MockClock
 
-from reconciled.core.jobs import Priority
-from reconciled.journal.records import Ending
+from reconciled.core.queue.entry import Priority
+from reconciled.journal.operation_record import Ending
 from reconciled.programs.processes import look_up
-from reconciled.programs.records import Assignment, ChildRecord, Damaged, Identity, boot_id
-from reconciled.runtime import adoption
-from reconciled.runtime.adoption import settle_open
+from reconciled.programs.program_records import Assignment, ChildRecord, Damaged, Identity, boot_id
+from reconciled.runtime.runs import adoption
+from reconciled.runtime.runs.adoption import settle_open
 
 
 @attrs.define(eq=False)

@@ -28,8 +28,8 @@ from reconciled.api import (
     done,
     retry,
 )
-from reconciled.journal.records import Ending
-from reconciled.runtime.adoption import settle_open
+from reconciled.journal.operation_record import Ending
+from reconciled.runtime.runs.adoption import settle_open
 
 # -- the count and the cap -------------------------------------------------------
 

@@ -13,14 +13,8 @@ from reconciled.config.load import load
 from reconciled.config.manifests import Parser
 from reconciled.core.problems import Invalid
 from reconciled.core.sources import Watcher
-from reconciled.runtime.build import (
-    Prepared,
-    Ready,
-    prepare,
-    prepared_whole,
-    validator,
-    watchers_of,
-)
+from reconciled.runtime.controllers.factory import validator, watchers_of
+from reconciled.runtime.controllers.loading import Prepared, Ready, prepare, prepared_whole
 
 PLUGIN = """
 import attrs

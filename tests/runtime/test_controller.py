@@ -14,11 +14,11 @@ from rig import Removing, Rig, Script, Source, key, logs_to, rig, thing, unavail
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, after, done, retry, terminal
-from reconciled.core.jobs import Priority
 from reconciled.core.problems import Problem
+from reconciled.core.queue.entry import Priority
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Snapshot, Tick
-from reconciled.runtime.permits import Held, Permits, read_held, write_permit
+from reconciled.runtime.decisions.removals import Held, Permits, read_held, write_permit
 
 NAMES = [f"k{number}" for number in range(8)]
 

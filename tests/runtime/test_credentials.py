@@ -15,11 +15,12 @@ from trio.testing import MockClock
 
 from reconciled.api import Complete, Decision, Hold, Secret, Wait
 from reconciled.config.load import load
-from reconciled.journal.records import Ending, Resolution
+from reconciled.journal.operation_record import Ending, Resolution
 from reconciled.observe.redaction import REDACTED, Redactor
-from reconciled.runtime.build import Prepared, prepare
-from reconciled.runtime.credentials import hide, unresolved, visible, with_secrets
-from reconciled.runtime.survey import survey
+from reconciled.offline.scan import survey
+from reconciled.offline.secrets import unresolved, visible
+from reconciled.runtime.controllers.loading import Prepared, prepare
+from reconciled.runtime.controllers.secrets import hide, with_secrets
 
 PLUGIN = """
 import attrs

@@ -18,11 +18,11 @@ from reconciled.core.resources import Key
 from reconciled.core.stages import Stage
 from reconciled.observe.logs import Logs
 from reconciled.programs.orphans import Orphans
-from reconciled.runtime.controller import Controller
-from reconciled.runtime.daemon import Daemon
-from reconciled.runtime.dispatcher import Dispatcher
-from reconciled.runtime.permits import Held, Permits, read_held, write_permit
-from reconciled.runtime.reload import Reloader
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.daemon.daemon import Daemon
+from reconciled.runtime.daemon.reload import Reloader
+from reconciled.runtime.decisions.removals import Held, Permits, read_held, write_permit
+from reconciled.runtime.runs.dispatcher import Dispatcher
 
 
 async def hang(_: Any) -> Result:

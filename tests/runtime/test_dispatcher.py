@@ -20,11 +20,11 @@ from trio.testing import MockClock
 from reconciled.api import Request, Result, after, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.core.backoff import Backoff
 from reconciled.core.desired import Desired
-from reconciled.core.jobs import Priority
 from reconciled.core.loops import LoopDetector
-from reconciled.core.queue import WorkQueue
+from reconciled.core.queue.backoff import Backoff
+from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key
 from reconciled.core.sources import Snapshot
@@ -32,11 +32,11 @@ from reconciled.core.stages import StopLimits
 from reconciled.instant import Signals
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
-from reconciled.runtime.adoption import Adoptions
-from reconciled.runtime.controller import Controller
-from reconciled.runtime.dispatcher import Dispatcher
-from reconciled.runtime.host import Host
-from reconciled.runtime.record import StopRecord
+from reconciled.runtime.adoption_registry import Adoptions
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.runtime.stop_recorder import StopRecord
 from reconciled.stop import Stop
 
 # The rounds, in parts: the first is in every run.

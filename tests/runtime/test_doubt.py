@@ -34,9 +34,9 @@ from reconciled.api import (
     RollBack,
     done,
 )
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import Ending
-from reconciled.journal.store import Store
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending
+from reconciled.journal.sqlite.store import Store
 
 
 async def test_without_its_intent_nothing_starts(tmp_path: Path, autojump_clock: MockClock) -> None:

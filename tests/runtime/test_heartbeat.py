@@ -19,9 +19,9 @@ from trio.testing import MockClock
 from reconciled.api import Result, done
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
-from reconciled.runtime import standing
-from reconciled.runtime.heartbeat import LONGEST_EXTENSION, Heartbeat
-from reconciled.runtime.reload import Outcome
+from reconciled.runtime.daemon.reload import Outcome
+from reconciled.runtime.host import status_line
+from reconciled.runtime.host.heartbeat import LONGEST_EXTENSION, Heartbeat
 
 BAD = Outcome(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"),))
 
@@ -159,8 +159,8 @@ async def test_the_start_is_told_and_given_its_time(
         assert b.manager.texts == ["starting: reading 2 sources"]
         asked = b.manager.all("EXTEND_TIMEOUT_USEC")
         limit = max(message.at + message.extension for message in asked)
-        assert limit == pytest.approx(standing.SURVEY + 5, abs=0.1)
-        assert all(each.at < 0.5 * limit or each.at <= standing.SURVEY for each in asked)
+        assert limit == pytest.approx(status_line.SURVEY + 5, abs=0.1)
+        assert all(each.at < 0.5 * limit or each.at <= status_line.SURVEY for each in asked)
 
 
 # -- what a full socket refuses ------------------------------------------------------------------

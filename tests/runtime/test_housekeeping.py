@@ -14,12 +14,12 @@ import pytest
 from rig import Rig, Script, key, rig
 from trio.testing import MockClock
 
-from reconciled.journal.records import Ending, Hold
+from reconciled.journal.operation_record import Ending, Hold
 from reconciled.programs.attempts import fence
 from reconciled.programs.processes import look_up
-from reconciled.programs.records import boot_id
-from reconciled.runtime import housekeeping
-from reconciled.runtime.housekeeping import AGE, ALWAYS, MOST, Files, Housekeeping, superfluous
+from reconciled.programs.program_records import boot_id
+from reconciled.runtime.daemon import retention
+from reconciled.runtime.daemon.retention import AGE, ALWAYS, MOST, Files, Housekeeping, superfluous
 
 OLD = AGE + 60.0
 
@@ -121,7 +121,7 @@ async def test_a_round_is_bounded_and_comes_again(
 async def _round() -> None:
     import trio
 
-    await trio.sleep(housekeeping.FIRST + 0.1)
+    await trio.sleep(retention.FIRST + 0.1)
 
 
 @pytest.fixture

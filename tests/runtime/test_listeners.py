@@ -22,9 +22,10 @@ from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
 from reconciled.control.addresses import ListenRefused, open_control
 from reconciled.control.protocol import Answer
-from reconciled.runtime import listeners, reload
-from reconciled.runtime.listeners import Listeners
-from reconciled.runtime.verbs import Verbs
+from reconciled.runtime.daemon import reload
+from reconciled.runtime.daemon.verbs import Verbs
+from reconciled.runtime.host import listeners
+from reconciled.runtime.host.listeners import Listeners
 from reconciled.service.notify import Notifier
 from reconciled.service.sockets import Inherited
 
@@ -377,7 +378,7 @@ async def test_it_answers_in_each_stage(world: World, autojump_clock: MockClock)
 @pytest.mark.processes
 def test_http_is_read_for_those_who_have_it() -> None:
     """A daemon without http.listen never reads h11: the start-up time is everybody's."""
-    script = "import sys, reconciled.runtime.start; print('h11' in sys.modules)"
+    script = "import sys, reconciled.runtime.daemon.startup; print('h11' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout == b"False\n"
 

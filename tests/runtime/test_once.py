@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, after, done, retry, terminal
 from reconciled.core.sources import Unavailable
-from reconciled.runtime.start import DONE, NOT_DONE
+from reconciled.runtime.daemon.startup import DONE, NOT_DONE
 
 
 def failing(times: int, reason: str = "no network") -> Any:

@@ -16,9 +16,9 @@ from rig import Rig, Script, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Result, done
-from reconciled.runtime.dispatcher import Dispatcher
-from reconciled.runtime.outside import Outside
-from reconciled.runtime.poweroff import PAUSED, UNHEARD, PowerOff, patience
+from reconciled.runtime.daemon.integrations import Outside
+from reconciled.runtime.host.shutdown_delay import PAUSED, UNHEARD, PowerOff, patience
+from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.service.inhibitor import Logind, Unreachable
 
 HOUR = 3600.0

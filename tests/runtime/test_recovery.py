@@ -40,10 +40,10 @@ from reconciled.api import (
     Wait,
     done,
 )
-from reconciled.core.jobs import Priority
-from reconciled.journal import records
-from reconciled.journal.machine import Machine
-from reconciled.journal.records import Ending, Resolution
+from reconciled.core.queue.entry import Priority
+from reconciled.journal import operation_record
+from reconciled.journal.host_identity import Machine
+from reconciled.journal.operation_record import Ending, Resolution
 
 ONCE_STARTED = [("pay", "once", False, None)]
 ONCE_DONE = [("pay", "once", True, 7)]
@@ -211,7 +211,7 @@ async def test_one_operation_within_another_is_refused(
 
     async def act(request: Any) -> Result:
         async with request.operation("apply") as outer:
-            with pytest.raises(records.OperationOpen) as info:
+            with pytest.raises(operation_record.OperationOpen) as info:
                 async with request.operation(again):
                     pass
             refused.append(str(info.value))
@@ -398,7 +398,7 @@ async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock)
 async def test_held_blocks_its_key_alone(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A held key has no run for ticks, wishes or another spec; other keys have theirs."""
     script = Actor()
-    await leave(tmp_path, hold=records.Hold("nobody knows", "decision", "", 1.0))
+    await leave(tmp_path, hold=operation_record.Hold("nobody knows", "decision", "", 1.0))
     async with revived(tmp_path, script) as made:
         made.declare(thing("a", 2), thing("b"))
         await made.settle()

@@ -18,8 +18,8 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done, retry, terminal
 from reconciled.core.stages import Stage
-from reconciled.runtime import reload
-from reconciled.runtime.controller import Controller
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.daemon import reload
 
 FAST = "{reconciler: 'mine:ThingReconciler', concurrency: 9"
 

@@ -16,13 +16,13 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done
 from reconciled.core.resources import Key
-from reconciled.journal import decisions
-from reconciled.journal.decisions import EVERYTHING, Decided
-from reconciled.journal.durable import DurableOperations
-from reconciled.journal.records import Ending, Hold, OperationRecord, Resolution
-from reconciled.journal.store import Store, WriteFailed
-from reconciled.runtime.pinned import pin
-from reconciled.runtime.resolutions import FIRST_LOOK, LOOK, Resolutions
+from reconciled.journal import resolutions
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_record import Ending, Hold, OperationRecord, Resolution
+from reconciled.journal.resolutions import EVERYTHING, Decided
+from reconciled.journal.sqlite.store import Store, WriteFailed
+from reconciled.runtime.decisions.resolutions import FIRST_LOOK, LOOK, Resolutions
+from reconciled.runtime.operations.pinned import pin
 
 HOLD = Hold("nobody knows", "decision", "", 1.0)
 COMPLETE, FORWARD = Resolution.COMPLETE, Resolution.FORWARD
@@ -55,11 +55,11 @@ async def held(world: World, key: str = "a/x", *, removal: bool = False, value: 
 
 
 def decide(world: World, operation: str, what: Resolution, why: str = "I looked") -> None:
-    decisions.put(world.state, Decided(operation, what, "eve (uid 7)", why, 2.0))
+    resolutions.put(world.state, Decided(operation, what, "eve (uid 7)", why, 2.0))
 
 
 def left(world: World) -> list[str]:
-    return [file.name for file in (world.state / decisions.DIRECTORY).iterdir()]
+    return [file.name for file in (world.state / resolutions.DIRECTORY).iterdir()]
 
 
 async def past_of(world: World, operation: str) -> OperationRecord | None:
@@ -217,7 +217,7 @@ async def test_what_cannot_be_used_is_dropped(
         if text is None:
             decide(world, "0" * 26, ABANDON)
         else:
-            file = world.state / decisions.DIRECTORY / f"{'0' * 26}.new"
+            file = world.state / resolutions.DIRECTORY / f"{'0' * 26}.new"
             file.write_text(text)
             file.rename(file.with_suffix(".json"))
         decide(world, identity, ABANDON)
@@ -261,7 +261,7 @@ async def test_what_an_earlier_daemon_took_is_acted_on(
     world.configure("a")
     identity = await held(world)
     decide(world, identity, ABANDON)
-    assert len(decisions.claim(world.state)) == 1
+    assert len(resolutions.claim(world.state)) == 1
     async with world.running() as daemon:
         assert daemon.journal.open() == []
         assert left(world) == []

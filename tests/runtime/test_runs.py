@@ -14,9 +14,9 @@ from rig import Removing, Rig, Script, Thing, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, Terminal, after, done, retry, terminal
-from reconciled.core.jobs import Priority
+from reconciled.core.queue.entry import Priority
 from reconciled.core.stages import Stage
-from reconciled.journal.store import Store
+from reconciled.journal.sqlite.store import Store
 
 
 def answers(*results: Any) -> Callable[[Any], Awaitable[Any]]:

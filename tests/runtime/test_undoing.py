@@ -35,7 +35,7 @@ from reconciled.api import (
     RollBack,
     done,
 )
-from reconciled.journal.records import Ending
+from reconciled.journal.operation_record import Ending
 
 # -- rolling back ----------------------------------------------------------------
 

@@ -18,10 +18,10 @@ from reconciled.control.addresses import Peer
 from reconciled.control.protocol import Answer
 from reconciled.control.server import Refused
 from reconciled.core.stages import Stage
-from reconciled.runtime import reload
-from reconciled.runtime.daemon import Daemon
-from reconciled.runtime.resolutions import Resolutions
-from reconciled.runtime.verbs import Verbs
+from reconciled.runtime.daemon import reload
+from reconciled.runtime.daemon.daemon import Daemon
+from reconciled.runtime.daemon.verbs import Verbs
+from reconciled.runtime.decisions.resolutions import Resolutions
 
 FAST = "{reconciler: 'mine:ThingReconciler', concurrency: 9"
 ROOT = Peer(1, 0)

@@ -13,7 +13,7 @@ from reconciled.core.durations import parse_duration
 from reconciled.core.stages import StopLimits
 from reconciled.service.comparison import compare
 from reconciled.service.findings import Finding, Grade, span
-from reconciled.service.unit import SocketFacts, UnitFacts, seconds_of, span_of
+from reconciled.service.unit_facts import SocketFacts, UnitFacts, seconds_of, span_of
 
 LIMITS = StopLimits()  # 20 s, 5 min, 5 s: a budget of 308 s
 REAP = ("reconciled", "reap", "--wait=5m", "--term=30s")

@@ -19,7 +19,7 @@ from reconciled.core.stages import StopLimits
 from reconciled.service import manager
 from reconciled.service.comparison import compare
 from reconciled.service.manager import Answer, read_own_unit, read_unit
-from reconciled.service.unit import PROPERTIES, UnitFacts, Unread
+from reconciled.service.unit_facts import PROPERTIES, UnitFacts, Unread
 
 NAME = "reconciled.service"
 GROUP = f"0::/system.slice/{NAME}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconciled.service.sandbox import obstacle
-from reconciled.service.unit import Sandbox
+from reconciled.service.unit_facts import Sandbox
 
 STRICT = Sandbox("strict", "yes", tmp=True, writable=("/var/lib/reconciled", "/run/reconciled"))
 

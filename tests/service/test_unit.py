@@ -9,7 +9,7 @@ import pytest
 
 from reconciled.service.manager import Membership, membership
 from reconciled.service.show import read_shown
-from reconciled.service.unit import UnitFacts, facts_of, seconds_of, socket_of, span_of
+from reconciled.service.unit_facts import UnitFacts, facts_of, seconds_of, socket_of, span_of
 
 FOREVER = 2**64 - 1
 # As the bus of systemd 252 says it of the shipped unit.

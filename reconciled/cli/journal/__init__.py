@@ -1,0 +1,1 @@
+"""``reconciled journal``: list, show and resolve operations."""

@@ -1,0 +1,162 @@
+"""How simple values are read: numbers, text, durations, choices, references; never coerced."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any, get_args
+
+from reconciled.config.structuring.faults import (
+    Collection,
+    Fault,
+    Faults,
+    Hook,
+    described,
+    fault,
+    unknown,
+)
+from reconciled.config.structuring.values import Share, parse_share
+from reconciled.core.durations import Seconds, parse_duration
+from reconciled.service.credentials import Secret
+
+_LONGEST_INTEGER = 18  # digits that are certain to fit into 64 bits
+_REFERENCE = "credential"
+
+
+def _text(data: Any, _: Any) -> str:
+    if isinstance(data, str):
+        return data
+    raise fault(f"takes text, got {described(data)}{in_quotes(data)}")
+
+
+def in_quotes(data: Any) -> str:
+    """What to write where text is taken and *data* is a number or a word that YAML knows."""
+    if isinstance(data, bool | int | float):
+        shown = described(data).removeprefix("the number ")
+        return f': write "{shown}"'
+    return ""
+
+
+def _integer(data: Any, _: Any) -> int:
+    if isinstance(data, int) and not isinstance(data, bool):
+        return data
+    raise fault(f"takes a whole number, got {described(data)}{_unquote(data)}")
+
+
+def _float(data: Any, _: Any) -> float:
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    raise fault(f"takes a number, got {described(data)}{_unquote(data)}")
+
+
+def _unquote(data: Any) -> str:
+    if isinstance(data, str) and data.isdecimal() and len(data) <= _LONGEST_INTEGER:
+        return f": write {data} without quotes"
+    return ""
+
+
+def _boolean(data: Any, _: Any) -> bool:
+    if isinstance(data, bool):
+        return data
+    raise fault(f"takes true or false, got {described(data)}")
+
+
+def _seconds(data: Any, _: Any) -> float:
+    if isinstance(data, str):
+        return _parsed(parse_duration, data)
+    near = ""
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        near = f", or {data}s if seconds are meant"
+    raise fault(f"takes a duration with a unit, got {described(data)}: write 1m30s{near}")
+
+
+def _share(data: Any, _: Any) -> float:
+    if isinstance(data, str):
+        return _parsed(parse_share, data)
+    raise fault(f"takes a percentage, got {described(data)}: write it as in 50%")
+
+
+def _parsed(parse: Callable[[str], float], text: str) -> float:
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise fault(str(exc)) from exc
+
+
+def _path(data: Any, _: Any) -> FilePath:
+    if isinstance(data, str) and "\0" in data:
+        raise fault("takes a path, and no path has the character NUL in it: remove it")
+    if isinstance(data, str) and data:
+        return FilePath(data)
+    raise fault(f"takes a path, got {described(data)}")
+
+
+def _secret(data: Any, _: Any) -> Secret:
+    if not isinstance(data, dict):
+        # Whatever it is may be the secret: it is not described.
+        raise fault(
+            "takes a reference to a secret and never the secret itself: write {credential: NAME},"
+            " and LoadCredential=NAME:… in the unit"
+        )
+    found = Collection()
+    for key in data:
+        if key != _REFERENCE:
+            found.add(key, unknown("key", key, [_REFERENCE]), at_key=True)
+    if _REFERENCE not in data and not found.faults:
+        raise fault("names no credential: write {credential: NAME}")
+    found.raise_any()
+    try:
+        return Secret(data[_REFERENCE])
+    except ValueError as exc:
+        raise Faults([Fault((_REFERENCE,), exc.args[0])]) from exc
+
+
+def _anything(data: Any, _: Any) -> Any:
+    return data
+
+
+def _nothing(data: Any, _: Any) -> None:
+    if data is not None:
+        raise fault(f"takes nothing, got {described(data)}")
+
+
+# Types that cattrs has coercing hooks of its own for.
+COERCED = (str, int, float, bool, FilePath)
+SIMPLE: dict[Any, Hook] = {
+    str: _text,
+    int: _integer,
+    float: _float,
+    bool: _boolean,
+    FilePath: _path,
+    Seconds: _seconds,
+    Share: _share,
+    Secret: _secret,
+    Any: _anything,
+    object: _anything,
+    None: _anything,  # the type of a field without an annotation
+    types.NoneType: _nothing,
+}
+
+
+def literal_hook(kind: Any) -> Hook:
+    """The hook of a Literal: one of its values, of the same type."""
+    return _choice_hook({value: value for value in get_args(kind)})
+
+
+def enum_hook(kind: Any) -> Hook:
+    """The hook of an enumeration: the value of one of its members."""
+    return _choice_hook({member.value: member for member in kind})
+
+
+def _choice_hook(choices: dict[Any, Any]) -> Hook:
+    def hook(data: Any, _: Any) -> Any:
+        for value, choice in choices.items():
+            if type(value) is type(data) and value == data:
+                return choice
+        names = [str(value) for value in choices]
+        if isinstance(data, str):
+            raise fault(unknown("value", data, names))
+        raise fault(f"takes one of {', '.join(names)}, got {described(data)}")
+
+    return hook

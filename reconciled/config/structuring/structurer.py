@@ -1,0 +1,246 @@
+"""Plain data as objects of attrs classes, strictly: for configuration, options and specs alike.
+
+cattrs finds the hook for a type; every hook that matters is ours, for its own ones coerce
+("abc" to a list of letters, 5 to "5"), stop at the first fault of a kind, and know no places.
+
+1. Nothing is coerced; only a whole number is taken where a fraction may stand.
+2. All faults come at once, each at the place where it was written.
+3. A class may be anybody's: what its validators and converters raise is a fault of the value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import types
+from functools import partial
+from typing import Any, TypeVar, cast, get_args, get_origin
+
+import attrs
+import cattrs
+
+from reconciled.config.structuring.faults import (
+    Collection,
+    Fault,
+    Faults,
+    Hook,
+    described,
+    fault,
+    guess,
+    unknown,
+)
+from reconciled.config.structuring.shapes import (
+    SEQUENCES,
+    is_enum,
+    is_literal,
+    is_mapping,
+    is_sequence,
+    is_union,
+    name_of,
+    shape_fits,
+)
+from reconciled.config.structuring.simple import COERCED, SIMPLE, enum_hook, in_quotes, literal_hook
+from reconciled.config.yaml.positions import Path, Place, Positions
+from reconciled.core.problems import Invalid, Problem
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False, init=False)
+class Structurer:
+    """Reads plain data as objects. Make one and keep it: it remembers how to read each class."""
+
+    _converter: cattrs.Converter
+
+    def __init__(self) -> None:
+        # Without detailed validation: gathering faults is ours. What is left to cattrs alone
+        # (dataclasses, say) is refused at its first fault, and never coerced either.
+        self._converter = cattrs.Converter(detailed_validation=False, forbid_extra_keys=True)
+        factory = self._converter.register_structure_hook_factory
+        # Hooks that are registered later are asked earlier.
+        factory(attrs.has, self._class_hook)
+        factory(is_mapping, self._mapping_hook)
+        factory(is_sequence, self._sequence_hook)
+        factory(is_union, self._union_hook)
+        factory(is_literal, literal_hook)
+        for kind, hook in SIMPLE.items():
+            if kind in COERCED:
+                # Ours must take the very place of those that coerce, which cattrs asks first.
+                self._converter.register_structure_hook(kind, hook)
+            else:
+                self._converter.register_structure_hook_func(partial(operator.is_, kind), hook)
+
+    def structure(self, cls: type[T], data: Any, positions: Positions, path: Path = ()) -> T:
+        """The *cls* that *data*, which stands at *path* of *positions*, describes.
+
+        Raises Invalid with a problem for each fault.
+        """
+        try:
+            return cast("T", self._read(data, cls))
+        except Faults as exc:
+            problems = [_located(part, positions, path) for part in exc.faults]
+            raise Invalid(problems) from exc
+
+    def _read(self, data: Any, kind: Any) -> Any:
+        try:
+            if is_enum(kind):
+                # cattrs would take an enumeration of text for text.
+                return enum_hook(kind)(data, kind)
+            return self._converter.get_structure_hook(kind)(data, kind)
+        except Faults:
+            raise
+        except Exception as exc:
+            raise fault(f"cannot be read as {name_of(kind)}: {exc}") from exc
+
+    def _class_hook(self, cls: Any) -> Hook:
+        attrs.resolve_types(get_origin(cls) or cls)
+        fields = {
+            field.alias or field.name: field
+            for field in attrs.fields(get_origin(cls) or cls)
+            if field.init
+        }
+
+        def hook(data: Any, _: Any) -> Any:
+            if not isinstance(data, dict):
+                raise fault(f"takes a mapping of {_listed(fields)}, got {described(data)}")
+            found = Collection()
+            meant = _note_unknown(data, fields, found)
+            values = {}
+            for name, field in fields.items():
+                if name in data:
+                    with found.inside(name):
+                        values[name] = self._read(data[name], field.type)
+                elif field.default is attrs.NOTHING and name not in meant:
+                    found.faults.append(Fault((), f"{name} is missing: add {name}"))
+            _note_invalid(values, fields, found)
+            found.raise_any()
+            return _construct(cls, values)
+
+        return hook
+
+    def _mapping_hook(self, kind: Any) -> Hook:
+        arguments = get_args(kind) or (str, Any)
+
+        def hook(data: Any, _: Any) -> Any:
+            if not isinstance(data, dict):
+                raise fault(f"takes a mapping, got {described(data)}{_empty(data, '{}')}")
+            found = Collection()
+            result = {}
+            for key, value in data.items():
+                with found.inside(key):
+                    result[key] = self._read(value, arguments[1])
+            found.raise_any()
+            return result
+
+        return hook
+
+    def _sequence_hook(self, kind: Any) -> Hook:
+        made = SEQUENCES[get_origin(kind) or kind]
+        arguments = get_args(kind)
+        fixed = made is tuple and arguments and arguments[-1] is not ...
+        fixed = fixed and get_origin(kind) is tuple
+
+        def hook(data: Any, _: Any) -> Any:
+            if not isinstance(data, list):
+                near = ": put [ ] around it" if isinstance(data, str) else ""
+                raise fault(f"takes a list, got {described(data)}{near}{_empty(data, '[]')}")
+            if fixed and len(data) != len(arguments):
+                raise fault(f"takes a list of {len(arguments)} elements, got {len(data)}")
+            found = Collection()
+            result = []
+            for index, element in enumerate(data):
+                with found.inside(index):
+                    inner = arguments[index if fixed else 0] if arguments else Any
+                    result.append(self._read(element, inner))
+            found.raise_any()
+            try:
+                return made(result)
+            except TypeError as exc:
+                raise fault("takes a list of simple values") from exc
+
+        return hook
+
+    def _union_hook(self, kind: Any) -> Hook:
+        members = [member for member in get_args(kind) if member is not types.NoneType]
+        optional = types.NoneType in get_args(kind)
+
+        def hook(data: Any, _: Any) -> Any:
+            if data is None and optional:
+                return None
+            fitting = [member for member in members if shape_fits(data, member)]
+            # With one candidate its own faults say most; with none or several, what it can be.
+            if len(fitting) == 1 or len(members) == 1:
+                return self._read(data, (fitting or members)[0])
+            for member in fitting:
+                try:
+                    return self._read(data, member)
+                except Faults:
+                    continue
+            near = in_quotes(data) if str in members else ""
+            raise fault(f"takes {' or '.join(map(name_of, members))}, got {described(data)}{near}")
+
+        return hook
+
+
+def structure(cls: type[T], data: Any, positions: Positions | None = None, path: Path = ()) -> T:
+    """Structurer.structure() for once; *positions* may be left out for data of no file."""
+    if positions is None:
+        positions = Positions(f"<{cls.__name__}>", Place(1, 1))
+    return Structurer().structure(cls, data, positions, path)
+
+
+def _note_unknown(data: dict[str, Any], fields: dict[str, Any], found: Collection) -> set[str]:
+    """Note the keys that are no fields; give the fields that were probably meant by them.
+
+    One slip is one message: a field that was misspelt is not reported as missing too.
+    """
+    meant = set()
+    for key in data:
+        if key not in fields:
+            free = [name for name in fields if name not in data]
+            found.add(key, unknown("key", key, free or fields), at_key=True)
+            meant.add(guess(key, free) or "")
+    return meant
+
+
+def _note_invalid(values: dict[str, Any], fields: dict[str, Any], found: Collection) -> None:
+    """Note what validators say of each part that could be read.
+
+    Making the object would tell only the first of it, and nothing while a part is missing.
+    """
+    partly = types.SimpleNamespace(**{fields[key].name: values[key] for key in values})
+    for key, value in values.items():
+        if fields[key].validator is None:
+            continue
+        # Another error may come of a part that is not there: making the object tells the truth.
+        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):
+            try:
+                fields[key].validator(partly, fields[key], value)
+            except ValueError as exc:
+                found.add(key, str(exc.args[0]) if exc.args else "is not valid")
+
+
+def _construct(cls: Any, values: dict[str, Any]) -> Any:
+    try:
+        return cls(**values)
+    except (Exception, SystemExit, KeyboardInterrupt) as exc:
+        # Signals never raise here, so that even the last two are the author's.
+        # The message comes first in args; attrs' own validators, and ours, add the attribute.
+        said = str(exc.args[0]) if exc.args else type(exc).__name__
+        blamed = [arg.alias for arg in exc.args[1:] if isinstance(arg, attrs.Attribute)]
+        path = (blamed[0],) if blamed and blamed[0] is not None else ()
+        raise Faults([Fault(path, said)]) from exc
+
+
+def _located(part: Fault, positions: Positions, path: Path) -> Problem:
+    if part.at_key:
+        return positions.problem_at_key((*path, *part.path), part.message)
+    return positions.problem((*path, *part.path), part.message)
+
+
+def _listed(fields: dict[str, Any]) -> str:
+    return ", ".join(fields) if fields else "nothing"
+
+
+def _empty(data: Any, empty: str) -> str:
+    return f": write {empty} for an empty one" if data is None else ""

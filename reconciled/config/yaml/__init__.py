@@ -1,0 +1,1 @@
+"""YAML as plain data with positions, read strictly and within limits."""

@@ -1,0 +1,1 @@
+"""The work queue: keys, priorities, delays and fairness. Pure; time is handed in."""

@@ -1,0 +1,174 @@
+"""The work queue: which key runs next. Keys, never events; pure, with time handed in.
+
+Each controller has a lane; the lanes take turns under one global limit. What a wish, an
+ending or a delay does to a key is told in ``lanes``; this module hands out and closes.
+
+Invariants: get() gives a key of no controller that runs as many as it may, none at the
+global limit, and none ever after close() (invariant 2). ``wake`` is called at most once
+between two get() calls, and whenever get() had nothing and would have something now, or
+the time of next_due() moved ahead. Not for several threads: the event loop owns it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import attrs
+
+from reconciled.core.queue.delays import Delays
+from reconciled.core.queue.entry import Job, Priority, Standing
+from reconciled.core.queue.lane import Lane
+from reconciled.core.queue.ring import Turns
+from reconciled.core.resources import controller_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+    from reconciled.core.queue.backoff import Backoff
+    from reconciled.core.resources import Key
+
+
+@attrs.frozen
+class Unserved:
+    """What a closed queue holds back: it comes again with the next start's full read."""
+
+    waiting: int
+    delayed: int
+    retrying: int  # failed, and not yet tried again
+    dirty: int  # running, with a cause that arrived since
+    refused: int  # wishes that came after the close
+
+
+class WorkQueue:
+    """All lanes.
+
+    The dispatcher's loop: get() until None, then sleep until next_due() or ``wake``. Each
+    job goes back by one of the endings of ``job.lane``.
+    """
+
+    def __init__(self, limit: int, rng: Random) -> None:
+        self._rng = rng
+        self._turns = Turns(limit)
+        self._delays = Delays(self._turns)
+        self._lanes: dict[str, Lane] = {}
+        self._dropped: dict[str, Lane] = {}
+        self.closed_at: float | None = None
+
+    # -- lanes and limits
+
+    def lane(self, name: str, limit: int, backoff: Backoff) -> Lane:
+        """The lane of controller *name*, made or given this limit and backoff.
+
+        A lane that was dropped while keys of it ran comes back with these still running, so
+        that a controller that returns at a reload never runs one of them twice at once.
+        """
+        self._bury()
+        lane = self._lanes.get(name) or self._dropped.pop(name, None)
+        if lane is None:
+            lane = Lane(name, limit, backoff, turns=self._turns, delays=self._delays, rng=self._rng)
+        self._lanes[name] = lane
+        lane.shut = self._turns.closed
+        lane.backoff = backoff
+        lane.limit = limit
+        return lane
+
+    def drop_lane(self, name: str) -> None:
+        """Forget every key of controller *name*; its runs go on, and later wishes are refused."""
+        lane = self._lanes.pop(name, None)
+        if lane is None:
+            return
+        lane.shut = True
+        for entry in list(lane):
+            lane.forget(entry.key)
+        self._dropped[name] = lane
+        self._bury()
+
+    def __iter__(self) -> Iterator[Lane]:
+        """The lanes, for inspection."""
+        return iter(self._lanes.values())
+
+    @property
+    def limit(self) -> int:
+        """How many keys may run at once over all lanes; 0 pauses. May be changed at any time."""
+        return self._turns.limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._turns.limit = limit
+        self._turns.stir()
+
+    @property
+    def running(self) -> int:
+        """Jobs handed out and not back, those of dropped lanes included."""
+        return self._turns.running
+
+    @property
+    def wake(self) -> Callable[[], None]:
+        """Called, synchronously, when get() had nothing and it is worth asking again."""
+        return self._turns.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], None]) -> None:
+        self._turns.wake = wake
+
+    # -- keys
+
+    def add(self, key: Key, now: float, cause: str, priority: Priority = Priority.CHANGED) -> None:
+        """As Lane.add(), for callers without the lane. Raises KeyError if there is none."""
+        self._lanes[controller_of(key)].add(key, now, cause, priority)
+
+    def forget(self, key: Key) -> None:
+        """As Lane.forget(); harmless where the lane is gone too."""
+        lane = self._lanes.get(controller_of(key))
+        if lane is not None:
+            lane.forget(key)
+
+    def get(self, now: float) -> Job | None:
+        """The next key to run, or None: nothing is ready, a limit is reached, or closed."""
+        delays = self._delays
+        turns = self._turns
+        if delays.first <= now and not turns.closed:
+            while (entry := delays.pop(now)) is not None:
+                entry.lane.come_due(entry)
+        if not turns.ready or turns.running >= turns.limit:
+            turns.idle = True
+            return None
+        turns.running += 1
+        return turns.ready.popleft().take(now)
+
+    def next_due(self) -> float | None:
+        """When a delayed key becomes due: ask get() again then. None: no need to."""
+        return None if self._turns.closed else self._delays.next()
+
+    # -- the end
+
+    def close(self, now: float) -> Unserved:
+        """Hand out nothing from now on, for good, and refuse wishes. Jobs still come back.
+
+        Harmless when repeated; the first instant stands.
+        """
+        if self.closed_at is None:
+            self.closed_at = now
+            self._turns.close()
+            for lane in self._lanes.values():
+                lane.shut = True
+        return self.unserved()
+
+    def unserved(self) -> Unserved:
+        """What stands in the queue without running. After a close: what it held back so far."""
+        lanes = self._lanes.values()
+        keys = Counter(entry.standing for lane in lanes for entry in lane)
+        return Unserved(
+            waiting=keys[Standing.WAITING],
+            delayed=keys[Standing.DELAYED],
+            retrying=keys[Standing.RETRYING],
+            dirty=keys[Standing.DIRTY],
+            refused=sum(lane.counters.refused for lane in (*lanes, *self._dropped.values())),
+        )
+
+    def _bury(self) -> None:
+        """Let go of dropped lanes whose last run has ended."""
+        for name in [name for name, lane in self._dropped.items() if not len(lane)]:
+            del self._dropped[name]

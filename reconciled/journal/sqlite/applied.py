@@ -1,0 +1,106 @@
+"""What was applied: one row a key, as the store keeps and verifies it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from reconciled.core.resources import Fingerprint, Key, controller_of
+from reconciled.journal.sqlite.rows import checksum, verified
+
+_ROWS = "SELECT key, kind, fingerprint, base, at, complete, spec, sum FROM applied"
+
+
+@attrs.frozen
+class Applied:
+    """What the store knows about one key.
+
+    fingerprint  of the spec below
+    complete     False from before the first effect of that spec until it was done: some of it
+                 may have been applied
+    base         the directory of the manifest
+    at           wall time of the last change of this row, in seconds, for people
+    """
+
+    key: Key
+    kind: str
+    fingerprint: Fingerprint
+    base: str
+    at: float
+    complete: bool
+    _spec: str
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The last spec, as plain data. Parsed at each call: most are never looked at."""
+        spec: dict[str, Any] = json.loads(self._spec)
+        return spec
+
+
+def write_applied(connection: sqlite3.Connection, applied: Applied) -> None:
+    """Write the row of its key."""
+    columns = (
+        applied.key,
+        applied.kind,
+        applied.fingerprint,
+        applied.base,
+        float(applied.at),
+        int(applied.complete),
+        applied._spec,  # noqa: SLF001 - as JSON, which is what a row has
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO applied (key, kind, fingerprint, base, at, complete, spec, sum)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*columns, checksum("applied", *columns)),
+    ).close()
+
+
+def read_one(connection: sqlite3.Connection, key: Key) -> Applied | None:
+    """What is remembered of *key*. Raises rows.RowDamaged."""
+    row = connection.execute(f"{_ROWS} WHERE key = ?", (key,)).fetchone()
+    return None if row is None else _applied(row)
+
+
+def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, Applied]:
+    """Everything that a store remembers of *controller*, by key and in order of keys.
+
+    Raises rows.RowDamaged.
+    """
+    rows = connection.execute(
+        f"{_ROWS} WHERE key > ? AND key < ? ORDER BY key",
+        (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
+    )
+    return {row[0]: _applied(row) for row in rows}
+
+
+def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Applied]]:
+    """Everything that a store remembers, by controller and key. Raises rows.RowDamaged."""
+    found: dict[str, dict[Key, Applied]] = {}
+    for row in connection.execute(f"{_ROWS} ORDER BY key"):
+        found.setdefault(controller_of(row[0]), {})[row[0]] = _applied(row)
+    return found
+
+
+def read_fingerprints(connection: sqlite3.Connection) -> Iterator[tuple[Key, Fingerprint, bool]]:
+    """Of each row its key, its fingerprint and whether it is complete."""
+    for key, fingerprint, complete in connection.execute(
+        "SELECT key, fingerprint, complete FROM applied"
+    ):
+        yield key, fingerprint, bool(complete)
+
+
+def verify_applied(connection: sqlite3.Connection) -> None:
+    """Read every row, and those of sources. Raises rows.RowDamaged."""
+    for row in connection.execute(_ROWS):
+        verified("applied", row)
+    for row in connection.execute("SELECT controller, source, identity, sum FROM sources"):
+        verified("sources", row)
+
+
+def _applied(row: Sequence[Any]) -> Applied:
+    key, kind, fingerprint, base, at, complete, spec = verified("applied", tuple(row))
+    return Applied(key, kind, fingerprint, base, at, bool(complete), spec)

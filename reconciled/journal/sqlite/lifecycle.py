@@ -1,0 +1,288 @@
+"""Opening the store's directory, judging it first; closing it; exchanging it for a fresh copy.
+
+1. Nothing is written before the store was judged: files, numbers, structure, and each row that
+   a decision may rest on.
+2. What is damaged is set aside whole, and a fresh store says from its first commit on that it
+   does not know everything.
+3. An exchange is two renames of directories. Between them the copy is complete: an opening that
+   finds no store ends the exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from reconciled.durability import sync
+from reconciled.journal.sqlite import integrity, schema
+from reconciled.journal.sqlite.applied import verify_applied
+from reconciled.journal.sqlite.integrity import Condition, Left, Mark, StoreDamaged
+from reconciled.journal.sqlite.rows import RowDamaged, read_open
+from reconciled.journal.sqlite.schema import (
+    FILE,
+    MIGRATIONS,
+    Meta,
+    Migration,
+    StoreUnusable,
+    read_meta,
+    write_meta,
+)
+
+# SQLite's codes for a place that refuses us now: nothing is wrong with what is written there.
+_TROUBLE = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_NOLFS,
+    }
+)
+# The history is left out: it decides nothing, and each of its rows is verified when it is read.
+_VERIFIED = ("meta", "applied", "sources", "operations", "states", "steps")
+
+
+@attrs.frozen
+class Opened:
+    """An open store: its connection, its own numbers, and the condition it was in."""
+
+    connection: sqlite3.Connection
+    meta: Meta
+    condition: Condition
+
+
+def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS) -> Opened:
+    """Open or make the store in *directory*, with the newest schema, and begin an epoch.
+
+    Only for the holder of the state lock. A damaged one is set aside and a fresh one made; the
+    condition says so. Raises StoreTooNew, or StoreUnusable where the place refuses us.
+    """
+    try:
+        _end_exchange(directory)
+        try:
+            return _open(directory, migrations, epochs=1)
+        except _SetAside as damage:
+            found = damage.condition
+        return attrs.evolve(_open(directory, migrations, epochs=1), condition=found)
+    except (sqlite3.Error, OSError, _SetAside) as exc:
+        raise StoreUnusable(directory, str(exc)) from exc
+
+
+class _SetAside(Exception):
+    """The store was damaged, and is elsewhere now."""
+
+    def __init__(self, condition: Condition) -> None:
+        super().__init__(condition.damage)
+        self.condition = condition
+
+
+def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> Opened:
+    connection = None
+    try:
+        schema.make_directory(directory)
+        mark = integrity.read_mark(directory)
+        left = integrity.judge_files(directory, mark)
+        if mark is None:
+            schema.make_file(directory)
+        with _damage():
+            schema.refuse_newer(directory, len(migrations))
+            integrity.cut_tail(directory, left)
+            connection = schema.connect(directory / FILE)
+            _judge(connection, mark, left, len(migrations))
+            schema.migrate(connection, directory, migrations)
+            _verify(connection, migrations)
+        meta = _begin(connection, directory, read_meta(connection), epochs)
+        integrity.write_mark(directory, Mark(meta.opened, closed=False))
+    except StoreDamaged as damage:
+        aside = integrity.set_aside(directory, str(damage))
+        if connection is not None:
+            connection.close()  # its file has moved: it leaves the evidence alone
+        raise _SetAside(Condition(damage=str(damage), aside=aside)) from damage
+    except BaseException:
+        if connection is not None:
+            _close_untouched(connection, directory)
+        raise
+    return Opened(connection, meta, Condition(left.warning))
+
+
+def _judge(connection: sqlite3.Connection, mark: Mark | None, left: Left, newest: int) -> None:
+    version = _version(connection)
+    if version or mark is not None:
+        meta = read_meta(connection)
+        integrity.judge_numbers(mark, meta.opened, meta.closed, lost=left.lost)
+        if version < newest:
+            _spare_the_log(connection, meta)
+
+
+def _close_untouched(connection: sqlite3.Connection, directory: Path) -> None:
+    """Close, and leave the log as it is.
+
+    SQLite writes it back and removes it as the last connection closes, which would look like a
+    loss beside an open mark; it does not where the file has moved. (From Python 3.12 on a
+    connection can be told so.)
+    """
+    away = _beside(directory, "old")
+    try:
+        directory.rename(away)
+    except OSError:
+        connection.close()
+        return
+    connection.close()
+    away.rename(directory)
+
+
+def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: int) -> Meta:
+    """The first commit of an opening; in a new store it is the one that makes it a store."""
+    degraded = meta.degraded
+    if not meta.opened and integrity.damaged_before(directory):
+        degraded = f"a damaged store was set aside as {directory.name}{integrity.ASIDE}…"
+    meta = attrs.evolve(meta, epoch=meta.epoch + epochs, opened=meta.opened + 1, degraded=degraded)
+    with transaction(connection):
+        write_meta(connection, meta)
+    return meta
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """The version of the schema; 0 in a database that was made this instant."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0 and schema.layout(connection):
+        raise StoreDamaged("it has tables and no version")
+    return version
+
+
+def _spare_the_log(connection: sqlite3.Connection, meta: Meta) -> None:
+    """A migration empties the log: say beforehand that nothing is lost by that."""
+    with transaction(connection):
+        write_meta(connection, attrs.evolve(meta, closed=meta.opened))
+
+
+def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+    """Read everything that a decision may rest on. Raises StoreDamaged, sqlite3.Error."""
+    if schema.layout(connection) != schema.expected_layout(migrations):
+        raise StoreDamaged("its tables are not those that were made")
+    for table in _VERIFIED:
+        (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
+        if found != "ok":
+            _refuse_trouble(found)
+            raise StoreDamaged(f"table {table}: {' '.join(found.split())}")
+    read_meta(connection)
+    verify_applied(connection)
+    read_open(connection)
+
+
+def _refuse_trouble(found: str) -> None:
+    """A page that could not be read now is a line among those about damage."""
+    code = re.search(r"error code=(\d+)", found)
+    if code is not None and int(code[1]) & 0xFF in _TROUBLE:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Tell damage from trouble: what SQLite says of the content, and of the place."""
+    try:
+        yield
+    except (RowDamaged, UnicodeError) as exc:
+        raise StoreDamaged(str(exc)) from exc
+    except sqlite3.Error as exc:
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in _TROUBLE:
+            raise
+        raise StoreDamaged(str(exc)) from exc
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the body writes, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE").close()
+    try:
+        yield
+        connection.execute("COMMIT").close()
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK").close()
+        raise
+
+
+def close_directory(connection: sqlite3.Connection, directory: Path, meta: Meta) -> None:
+    """Write the log back, close, and mark the store as closed.
+
+    Raises sqlite3.Error or OSError where that could not be done: nothing is lost by it, the
+    next opening goes on from the log. The connection is closed in any case.
+    """
+    try:
+        with transaction(connection):
+            write_meta(connection, attrs.evolve(meta, closed=meta.opened))
+    except BaseException:
+        _close_untouched(connection, directory)
+        raise
+    try:
+        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        connection.close()
+    if not busy:
+        integrity.write_mark(directory, Mark(meta.opened, closed=True))
+
+
+def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Opened:
+    """Copy the store to new files, sync them, and go on with these.
+
+    For after a failed sync, when nobody knows what of the old files the disk has. Raises
+    sqlite3.Error or OSError: either *connection* is still open and usable, or the store that is
+    there can be opened by reopen().
+    """
+    fresh, old = _beside(directory, "new"), _beside(directory, "old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    schema.copy_into(connection, fresh / FILE)
+    copy = sqlite3.connect(fresh / FILE, isolation_level=None)
+    with contextlib.closing(copy), transaction(copy):
+        write_meta(copy, attrs.evolve(meta, closed=meta.opened))
+    sync(fresh / FILE)
+    integrity.write_mark(fresh, Mark(meta.opened, closed=True))
+    for name in sorted(directory.glob("before-*.sqlite")):
+        shutil.copy2(name, fresh)
+    directory.rename(old)
+    connection.close()  # its file has moved: it touches neither old nor new ones
+    fresh.rename(directory)
+    sync(directory.parent)
+    return reopen(directory)
+
+
+def reopen(directory: Path) -> Opened:
+    """Open what exchange() left, in the same epoch. Raises sqlite3.Error or OSError."""
+    _end_exchange(directory)
+    try:
+        return _open(directory, MIGRATIONS, epochs=0)
+    except _SetAside as exc:
+        raise sqlite3.DatabaseError(str(exc)) from exc
+
+
+def _end_exchange(directory: Path) -> None:
+    """Bring an exchange, or a closing, that was cut off to one of its ends."""
+    fresh, old = _beside(directory, "new"), _beside(directory, "old")
+    if old.exists() and not directory.exists():
+        (fresh if fresh.exists() else old).rename(directory)
+        sync(directory.parent)
+    for rubbish in (fresh, old):
+        if rubbish.exists() and directory.exists():
+            shutil.rmtree(rubbish, ignore_errors=True)
+
+
+def _beside(directory: Path, name: str) -> Path:
+    return directory.with_name(f"{directory.name}.{name}")

@@ -1,0 +1,258 @@
+"""Operations as rows of the store, each with a checksum of its own.
+
+1. A row that is not as it was written is never taken for what it says: RowDamaged.
+2. What begin() wrote of an operation is never rewritten; what changes has rows of its own, one
+   a step, so that a step costs what it is long and not what the operation is.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from reconciled.core.resources import Key
+from reconciled.journal.operation_record import (
+    Ending,
+    Hold,
+    Note,
+    OperationRecord,
+    StepRecord,
+    StepState,
+)
+
+# What states has, beside what begin() wrote for good.
+_CHANGING = (
+    "attempt",
+    "epoch",
+    "recoveries",
+    "undone_by",
+    "critical",
+    "boot_id",
+    "machine_id",
+)
+# Characters of a value that the history keeps whole. Nothing is recovered from there, and a
+# hundred thousand specs with the content of their files would be gigabytes.
+PAST_MOST = 2000
+_FIXED = ("name", "pinned", "begun", "undoes")
+
+
+class RowDamaged(sqlite3.DatabaseError):
+    """A row of the store does not match its checksum."""
+
+    def __init__(self, table: str, name: object) -> None:
+        super().__init__(f"the row {name} of {table} does not match its checksum")
+
+
+def checksum(table: str, *columns: Any) -> int:
+    """What a row's last column has to say; *columns* as SQLite gives them back."""
+    text = "\0".join((table, *map(str, columns)))  # a third of what repr() of the row takes
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def verified(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """*row* without its checksum. Raises RowDamaged; the first column names the row."""
+    columns = row[:-1]
+    if checksum(table, *columns) != row[-1]:
+        raise RowDamaged(table, row[0])
+    return columns
+
+
+def dumped(value: Any) -> str:
+    """*value* as JSON; raises TypeError or ValueError for what that cannot express."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """*value* as the store will give it back; TypeError for what it cannot keep."""
+    try:
+        return json.loads(dumped(value))
+    except ValueError as exc:  # a number that is none, or a circle
+        raise TypeError(str(exc)) from exc
+
+
+def insert(connection: sqlite3.Connection, record: OperationRecord) -> None:
+    """Write a new open operation."""
+    columns = (record.id, record.key, dumped(_parts(record, (*_FIXED, *_CHANGING))))
+    connection.execute(
+        "INSERT INTO operations VALUES (?, ?, ?, ?)",
+        (*columns, checksum("operations", *columns)),
+    ).close()
+
+
+def write_state(connection: sqlite3.Connection, record: OperationRecord) -> None:
+    """Write what changes of *record*, steps apart."""
+    columns = (record.id, dumped(_state(record)))
+    connection.execute(
+        "INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (*columns, checksum("states", *columns))
+    ).close()
+
+
+def write_step(connection: sqlite3.Connection, record: OperationRecord, name: str) -> None:
+    """Write the step *name* of *record*."""
+    place = next(index for index, step in enumerate(record.steps) if step.name == name)
+    columns = (record.id, name, dumped([place, *_step(record.steps[place])]))
+    connection.execute(
+        "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (*columns, checksum("steps", *columns))
+    ).close()
+
+
+def delete_steps(connection: sqlite3.Connection, operation: str) -> None:
+    """Forget the steps of *operation*."""
+    connection.execute("DELETE FROM steps WHERE operation = ?", (operation,)).close()
+
+
+def move_to_past(connection: sqlite3.Connection, record: OperationRecord) -> None:
+    """Take *record*, which has an ending, out of the open ones and into the history.
+
+    Of long inputs and step data only the short parts are kept.
+    """
+    connection.execute("DELETE FROM operations WHERE id = ?", (record.id,)).close()
+    connection.execute("DELETE FROM states WHERE id = ?", (record.id,)).close()
+    if record.steps:
+        delete_steps(connection, record.id)
+    columns = (record.id, record.key, record.ended, dumped(_whole(record)))
+    connection.execute(
+        "INSERT INTO past (id, key, ended, body, sum) VALUES (?, ?, ?, ?, ?)",
+        (*columns, checksum("past", *columns)),
+    ).close()
+
+
+def read_open(connection: sqlite3.Connection) -> list[OperationRecord]:
+    """The open operations, oldest first. Raises RowDamaged."""
+    found: dict[str, OperationRecord] = {}
+    for row in connection.execute("SELECT id, key, body, sum FROM operations ORDER BY id"):
+        name, key, body = verified("operations", row)
+        found[name] = OperationRecord(id=name, key=Key(key), **json.loads(body))
+    for row in connection.execute("SELECT id, body, sum FROM states"):
+        name, body = verified("states", row)
+        if name not in found:
+            raise RowDamaged("states", name)
+        found[name] = attrs.evolve(found[name], **_state_from(json.loads(body)))
+    steps: dict[str, list[tuple[int, StepRecord]]] = {}
+    for row in connection.execute("SELECT operation, name, body, sum FROM steps"):
+        operation, _, body = verified("steps", row)
+        if operation not in found:
+            raise RowDamaged("steps", operation)
+        place, *columns = json.loads(body)
+        steps.setdefault(operation, []).append((place, _step_from(columns)))
+    for operation, listed in steps.items():
+        ordered = tuple(step for _, step in sorted(listed, key=lambda pair: pair[0]))
+        found[operation] = attrs.evolve(found[operation], steps=ordered)
+    return list(found.values())
+
+
+@attrs.frozen
+class Past:
+    """Operations that are over, newest first; *damaged* rows were left out."""
+
+    records: tuple[OperationRecord, ...]
+    damaged: int = 0
+
+
+def read_past(connection: sqlite3.Connection, limit: int, prefix: str = "") -> Past:
+    """The last *limit* operations that ended, of those whose id begins with *prefix*."""
+    rows = connection.execute(
+        "SELECT id, key, ended, body, sum FROM past WHERE id >= ? AND id < ?"
+        " ORDER BY seq DESC LIMIT ?"
+        if prefix
+        else "SELECT id, key, ended, body, sum FROM past ORDER BY seq DESC LIMIT ?",
+        (prefix, prefix + "\U0010ffff", limit) if prefix else (limit,),
+    )
+    found, damaged = [], 0
+    for row in rows:
+        try:
+            found.append(_past_from(verified("past", row)))
+        except RowDamaged:
+            damaged += 1
+    return Past(tuple(found), damaged)
+
+
+def prune(connection: sqlite3.Connection, keep: int, older: float, most: int) -> int:
+    """Forget up to *most* past operations: what is above *keep*, and what ended before *older*.
+
+    Only from the old end on, so that its cost does not grow with what is kept.
+    """
+    (last,) = connection.execute("SELECT max(seq) FROM past").fetchone()
+    if last is None:
+        return 0
+    spare = last - keep  # numbers have no gaps: what goes, goes from the old end
+    doomed = []
+    for seq, ended in connection.execute(
+        "SELECT seq, ended FROM past ORDER BY seq LIMIT ?", (most,)
+    ):
+        if seq > spare and ended >= older:
+            break
+        doomed.append(seq)
+    if doomed:
+        connection.execute("DELETE FROM past WHERE seq <= ?", (doomed[-1],)).close()
+    return len(doomed)
+
+
+def _parts(record: OperationRecord, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _state(record: OperationRecord) -> dict[str, Any]:
+    state = _parts(record, _CHANGING)
+    state["hold"] = None if record.hold is None else attrs.asdict(record.hold)
+    state["notes"] = [attrs.asdict(note) for note in record.notes]
+    return state
+
+
+def _state_from(state: Mapping[str, Any]) -> dict[str, Any]:
+    hold = state["hold"]
+    return {
+        **state,
+        "hold": None if hold is None else Hold(**hold),
+        "notes": tuple(Note(**note) for note in state["notes"]),
+    }
+
+
+def _step(step: StepRecord) -> list[Any]:
+    return [step.name, step.kind, step.state.value, step.data, step.attempt]
+
+
+def _step_from(columns: list[Any]) -> StepRecord:
+    name, kind, state, data, attempt = columns
+    return StepRecord(name, kind, StepState(state), data, attempt)
+
+
+def _whole(record: OperationRecord) -> dict[str, Any]:
+    assert record.ending is not None
+    steps = (attrs.evolve(step, data=_short(step.data)) for step in record.steps)
+    return {
+        **_parts(record, _FIXED),
+        **_state(record),
+        "pinned": _short(record.pinned),
+        "steps": [_step(step) for step in steps],
+        "ending": record.ending.value,
+    }
+
+
+def _short(value: Any) -> Any:
+    """What the history keeps of a value: of a long mapping its short parts, else nothing."""
+    if len(dumped(value)) <= PAST_MOST:
+        return value
+    if not isinstance(value, dict):
+        return None
+    return {name: part for name, part in value.items() if len(dumped(part)) <= PAST_MOST // 10}
+
+
+def _past_from(row: tuple[Any, ...]) -> OperationRecord:
+    operation, key, ended, body = row
+    whole = json.loads(body)
+    steps = tuple(_step_from(columns) for columns in whole.pop("steps"))
+    ending = Ending(whole.pop("ending"))
+    return OperationRecord(
+        id=operation,
+        key=Key(key),
+        ended=ended,
+        ending=ending,
+        steps=steps,
+        **_state_from(whole),
+    )

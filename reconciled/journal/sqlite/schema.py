@@ -1,0 +1,223 @@
+"""The store's schema: opened, checked, and brought up to date one version at a time.
+
+1. A schema newer than this program is refused, and nothing is touched.
+2. A version, once released, never changes: what comes next is another migration.
+3. A copy of the store precedes each migration of one that has content.
+4. A migration is one transaction with the number of its version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from reconciled.durability import sync
+from reconciled.journal.sqlite.rows import checksum, dumped, verified
+
+FILE = "store.sqlite"
+_HEADER = 100  # bytes of SQLite's file header …
+_VERSION = slice(60, 64)  # … and where it has user_version, big-endian
+_FORMATS = slice(18, 20)  # what is needed to write and to read it: 2 with a log, else 1
+_FRACTIONS = slice(21, 24)  # the same in every database
+_MAGIC = b"SQLite format 3\0"
+
+Migration = Callable[[sqlite3.Connection], None]
+
+
+class StoreUnusable(Exception):
+    """The store cannot be opened or read. str() says why and what to do."""
+
+    def __init__(self, store: Path, why: str) -> None:
+        super().__init__(
+            f"the store {store} cannot be used: {why}. Repair it, or move it away: what was "
+            f"applied is then forgotten, and nothing is removed for it"
+        )
+
+
+class StoreTooNew(Exception):
+    """The store was written by a newer program: exit 78. Nothing was touched."""
+
+    def __init__(self, store: Path, found: int, known: int) -> None:
+        super().__init__(
+            f"the store {store} has schema {found}, and this program knows up to {known}: "
+            f"install the newer version again"
+        )
+
+
+_TABLES = (
+    "meta (name TEXT PRIMARY KEY, value NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID",
+    """applied (key TEXT PRIMARY KEY, kind TEXT NOT NULL, spec TEXT NOT NULL,
+        fingerprint TEXT NOT NULL, base TEXT NOT NULL, at REAL NOT NULL,
+        complete INTEGER NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID""",
+    """sources (controller TEXT NOT NULL, source TEXT NOT NULL, identity TEXT NOT NULL,
+        sum INTEGER NOT NULL, PRIMARY KEY (controller, source)) WITHOUT ROWID""",
+    """operations (id TEXT PRIMARY KEY, key TEXT NOT NULL, body TEXT NOT NULL,
+        sum INTEGER NOT NULL) WITHOUT ROWID""",
+    "states (id TEXT PRIMARY KEY, body TEXT NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID",
+    """steps (operation TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL,
+        sum INTEGER NOT NULL, PRIMARY KEY (operation, name)) WITHOUT ROWID""",
+    """past (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT NOT NULL,
+        ended REAL NOT NULL, body TEXT NOT NULL, sum INTEGER NOT NULL)""",
+)
+
+
+def _version_1(connection: sqlite3.Connection) -> None:
+    """Each row ends with a checksum over its table and the columns before it.
+
+    What is open lies apart from the history, so that a start reads and verifies the first alone.
+    """
+    for columns in _TABLES:
+        connection.execute(f"CREATE TABLE {columns}").close()
+
+
+MIGRATIONS: tuple[Migration, ...] = (_version_1,)  # the first makes version 1
+
+
+def make_directory(directory: Path) -> None:
+    """Make the store's directory if it is missing, for us alone."""
+    if not directory.exists():
+        directory.mkdir(mode=0o700, exist_ok=True)
+        sync(directory.parent)
+
+
+def make_file(directory: Path) -> None:
+    """Make the database if it is missing, for us alone: SQLite's own files take over the mode.
+
+    Its name is durable with the mark's, before anything is said to be.
+    """
+    file = directory / FILE
+    if not file.exists():
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def refuse_newer(directory: Path, known: int) -> None:
+    """Judge the version before a connection exists that could write.
+
+    The header is enough as long as each migration ends with a checkpoint of the log, and ours
+    do. For a program that lacks one, the log is looked at too, read-only. Raises StoreTooNew,
+    sqlite3.Error, OSError.
+    """
+    file = directory / FILE
+    with file.open("rb") as stream:
+        header = stream.read(_HEADER)
+    if header and not header.startswith(_MAGIC):
+        raise sqlite3.DatabaseError("it is no SQLite database")
+    if header and not (set(header[_FORMATS]) <= {1, 2} and header[_FRACTIONS] == b"@  "):
+        # With another number there SQLite opens it read-only, or with pages cut differently.
+        raise sqlite3.DatabaseError("its header is damaged")
+    found = int.from_bytes(header[_VERSION], "big")
+    log = file.with_name(FILE + "-wal")
+    if found <= known and log.exists() and log.stat().st_size:
+        connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+        finally:
+            connection.close()
+    if found > known:
+        raise StoreTooNew(directory, found, known)
+
+
+def connect(file: Path) -> sqlite3.Connection:
+    """A connection that begins and ends no transaction by itself; for one thread at a time."""
+    connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    # Before the first read: an exclusive connection keeps the log's index in its memory, needs
+    # no shared memory file, and shuts out whoever opens the store beside us.
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE").close()
+    (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        connection.close()
+        raise sqlite3.OperationalError(f"its journal mode stays {mode}")
+    connection.execute("PRAGMA synchronous=FULL").close()
+    connection.execute("PRAGMA trusted_schema=OFF").close()
+    return connection
+
+
+def migrate(
+    connection: sqlite3.Connection, directory: Path, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring the schema up to the newest version. Raises sqlite3.Error, OSError."""
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    for version, migration in enumerate(migrations[found:], start=found + 1):
+        if version > 1:
+            _copy(connection, directory / f"before-{version}.sqlite")
+        connection.execute("BEGIN IMMEDIATE").close()
+        try:
+            migration(connection)
+            connection.execute(f"PRAGMA user_version={version:d}").close()
+        except BaseException:
+            connection.execute("ROLLBACK").close()
+            raise
+        connection.execute("COMMIT").close()
+    if found < len(migrations):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def layout(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    """The tables and indexes as the file declares them: to be compared with what was made."""
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    ).fetchall()
+
+
+def expected_layout(migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[str, ...]]:
+    """What layout() has to be after *migrations*."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        for migration in migrations:
+            migration(connection)
+        return layout(connection)
+    finally:
+        connection.close()
+
+
+def _copy(connection: sqlite3.Connection, file: Path) -> None:
+    """A copy of the store as it is. One that is there is from a migration that never ended."""
+    file.unlink(missing_ok=True)
+    copy_into(connection, file)
+
+
+def copy_into(connection: sqlite3.Connection, file: Path) -> None:
+    """Write what *connection* has to the new *file*, durably. Raises sqlite3.Error, OSError."""
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    connection.execute("VACUUM INTO ?", (str(file),)).close()
+    sync(file)
+
+
+# -- What the store knows of itself: one row, so that it is whole or not there.
+
+
+@attrs.frozen
+class Meta:
+    """The store's own numbers.
+
+    epoch     how often a daemon has opened it
+    opened    how often it was opened, copies after a failed sync included
+    closed    the last opening that was closed, or could not lose anything any more
+    degraded  why it does not know all that was done; empty: it does
+    settled   who ended that, and why
+    """
+
+    epoch: int = 0
+    opened: int = 0
+    closed: int = 0
+    degraded: str = ""
+    settled: str = ""
+
+
+def read_meta(connection: sqlite3.Connection) -> Meta:
+    """The row, or zeros in a store that was made this instant. Raises rows.RowDamaged."""
+    row = connection.execute("SELECT name, value, sum FROM meta WHERE name = 'store'").fetchone()
+    return Meta() if row is None else Meta(**json.loads(verified("meta", row)[1]))
+
+
+def write_meta(connection: sqlite3.Connection, meta: Meta) -> None:
+    """Write the row, as a part of the transaction that is open."""
+    columns = ("store", dumped(attrs.asdict(meta)))
+    connection.execute(
+        "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (*columns, checksum("meta", *columns))
+    ).close()

@@ -1,0 +1,281 @@
+"""The store: what is remembered across starts, in SQLite, with one writer.
+
+1. Exactly one process opens it, the holder of the state lock: SQLite can corrupt a write-ahead
+   log that two connections write.
+2. A write that returned is durable (WAL with synchronous=FULL).
+3. The mirror in memory changes after the commit, in the trio thread, and never without it.
+4. A schema newer than this program is refused before anything is written.
+5. Damage is never repaired by guessing, and never silently: see condition.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.core.resources import Fingerprint, Key
+from reconciled.journal.operation_record import OperationRecord, Owned
+from reconciled.journal.sqlite.applied import (
+    Applied,
+    read_all_applied,
+    read_applied,
+    read_fingerprints,
+    read_one,
+    write_applied,
+)
+from reconciled.journal.sqlite.integrity import Condition
+from reconciled.journal.sqlite.lifecycle import Opened, open_directory
+from reconciled.journal.sqlite.reserve import Reserve
+from reconciled.journal.sqlite.rows import checksum, read_open
+from reconciled.journal.sqlite.schema import StoreUnusable, write_meta
+from reconciled.journal.sqlite.writer import Entry, StoreClosed, Write, WriteFailed, Writer
+
+__all__ = [
+    "Applied",
+    "Store",
+    "StoreClosed",
+    "WriteFailed",
+    "read_all_applied",
+    "read_applied",
+]
+
+
+@attrs.define(eq=False)
+class Store:
+    """The open store; made by open(). condition: in which it was found."""
+
+    writer: Writer
+    condition: Condition
+    _now: Callable[[], float]
+    # The mirror: what is remembered, so that a run with nothing to do writes nothing.
+    _complete: dict[Key, Fingerprint] = attrs.field(factory=dict)
+    _begun: dict[Key, Fingerprint] = attrs.field(factory=dict)
+    _identities: dict[tuple[str, str], str] = attrs.field(factory=dict)
+
+    @classmethod
+    def open(cls, state: Path, *, now: Callable[[], float] = time.time) -> Store:
+        """Open or make ``STATE/store/``, bring its schema up, and begin the next epoch.
+
+        Synchronous, and only for the holder of the state lock. A damaged store is set aside: see
+        condition. On a full disk the reserve is given up for it. Raises schema.StoreTooNew or
+        schema.StoreUnusable.
+        """
+        directory = state / "store"
+        reserve = Reserve(state / "reserve")
+        opened, trouble = _opened(directory, reserve)
+        try:
+            writer = Writer(opened.connection, directory, opened.meta, reserve, trouble)
+            store = cls(writer, opened.condition, now)
+            store._read(opened.connection)
+        except sqlite3.Error as exc:
+            opened.connection.close()
+            raise StoreUnusable(directory, str(exc)) from exc
+        return store
+
+    def _read(self, connection: sqlite3.Connection) -> None:
+        for key, fingerprint, complete in read_fingerprints(connection):
+            mirror = self._complete if complete else self._begun
+            mirror[key] = fingerprint
+        for controller, source, identity in connection.execute(
+            "SELECT controller, source, identity FROM sources"
+        ):
+            self._identities[controller, source] = identity
+
+    @property
+    def epoch(self) -> int:
+        """Rises by one with every open, durably."""
+        return self.writer.meta.epoch
+
+    @property
+    def commits(self) -> int:
+        """Transactions that changed something since the start."""
+        return self.writer.commits
+
+    @property
+    def unwritable(self) -> str:
+        """Why no new intent is taken now; empty: all is well."""
+        return self.writer.trouble
+
+    @property
+    def degraded(self) -> bool:
+        """Whether it does not know all that was done: from a set-aside until end_degraded()."""
+        return bool(self.writer.meta.degraded)
+
+    @property
+    def degraded_why(self) -> str:
+        """What is missing, for people; empty while it is not degraded."""
+        return self.writer.meta.degraded
+
+    async def end_degraded(self, who: str, why: str) -> None:
+        """Trust it again, by a person's decision; durable when this returns.
+
+        Cancellation as in remember(). Raises StoreClosed.
+        """
+        settled = f"{self._now():.0f} {who}: {why}"
+
+        def write(connection: sqlite3.Connection) -> None:
+            write_meta(connection, meta())
+
+        def meta() -> Any:
+            return attrs.evolve(self.writer.meta, degraded="", settled=settled)
+
+        def committed() -> None:
+            self.writer.meta = meta()
+
+        await self.writer.write(Entry(write, committed, insists=True))
+
+    def open_operations(self) -> list[OperationRecord]:
+        """The open operations, oldest first, from the disk. Synchronous: for the start."""
+        return read_open(self.writer.connection)
+
+    def fingerprint(self, key: Key) -> Fingerprint | None:
+        """The fingerprint of the spec that was last done; None while another one is begun."""
+        return self._complete.get(key)
+
+    def begun(self, key: Key) -> Fingerprint | None:
+        """The fingerprint of the spec that was begun and not yet done."""
+        return self._begun.get(key)
+
+    def all_keys(self) -> set[Key]:
+        """Every key that is remembered."""
+        return self._complete.keys() | self._begun.keys()
+
+    def applied(self, controller: str) -> dict[Key, Applied]:
+        """Everything remembered of *controller*, from the disk. Synchronous: for the start."""
+        return read_applied(self.writer.connection, controller)
+
+    async def recall(self, key: Key) -> Applied | None:
+        """What is remembered of *key*; as Writer.read(). Raises rows.RowDamaged."""
+        remembered: Applied | None = await self.writer.read(
+            lambda connection: read_one(connection, key)
+        )
+        return remembered
+
+    def source_identity(self, controller: str, source: str) -> str:
+        """The identity that *source* last had; empty if it never had one."""
+        return self._identities.get((controller, source), "")
+
+    def owning(self, key: Key, owned: Owned, *, complete: bool) -> tuple[Write, Callable[[], None]]:
+        """What notes *owned* as a part of a transaction, and what has to be called after it.
+
+        Raises TypeError for a spec that JSON cannot express.
+        """
+        applied = Applied(
+            key,
+            owned.kind,
+            owned.fingerprint,
+            owned.base,
+            self._now(),
+            complete,
+            json.dumps(dict(owned.spec)),
+        )
+
+        def committed() -> None:
+            mirror, other = self._complete, self._begun
+            if not complete:
+                mirror, other = other, mirror
+            mirror[key] = owned.fingerprint
+            other.pop(key, None)
+
+        return lambda connection: write_applied(connection, applied), committed
+
+    async def remember(  # noqa: PLR0913 - one argument a column
+        self,
+        key: Key,
+        kind: str,
+        spec: Mapping[str, Any],
+        fingerprint: Fingerprint,
+        *,
+        base: str,
+        complete: bool,
+    ) -> None:
+        """Note that *spec* is begun (before its first effect) or complete.
+
+        Returns when it is durable. Cancelled while it waits, it is written all the same. Raises
+        TypeError for a spec that JSON cannot express, WriteFailed, StoreClosed.
+        """
+        owned = Owned(kind, dict(spec), fingerprint, base)
+        await self.writer.write(Entry(*self.owning(key, owned, complete=complete)))
+
+    async def forget(self, key: Key) -> None:
+        """Forget *key* wholly (invariant 14). Cancellation and errors as in remember()."""
+
+        def committed() -> None:
+            self._complete.pop(key, None)
+            self._begun.pop(key, None)
+
+        await self.writer.write(
+            Entry(
+                lambda connection: connection.execute(
+                    "DELETE FROM applied WHERE key = ?", (key,)
+                ).close(),
+                committed,
+            )
+        )
+
+    async def set_source_identity(self, controller: str, source: str, identity: str) -> None:
+        """Note the place that *source* was last read from; the same one again costs nothing.
+
+        Cancellation and errors as in remember().
+        """
+        if self._identities.get((controller, source)) == identity:
+            await trio.lowlevel.checkpoint()
+            return
+        columns = (controller, source, identity)
+        await self.writer.write(
+            Entry(
+                lambda connection: connection.execute(
+                    "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?)",
+                    (*columns, checksum("sources", *columns)),
+                ).close(),
+                lambda: self._identities.__setitem__((controller, source), identity),
+            )
+        )
+
+    async def write(self, function: Write) -> Any:
+        """Run *function* on the connection, as a part of the next transaction.
+
+        It runs in the writer's thread, must neither commit nor roll back, and its value is
+        given back once it is durable. Its own exception is raised here and undoes its part
+        alone. Cancellation and other errors as in remember().
+        """
+        return await self.writer.write(Entry(function))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The writer. Cancelled, it commits what still waits, closes the store and ends."""
+        task_status.started()
+        await self.writer.run()
+
+    def close(self) -> None:
+        """Close the store. For who opened it and never ran it; harmless twice."""
+        self.writer.close()
+
+
+def _opened(directory: Path, reserve: Reserve) -> tuple[Opened, str]:
+    """Open the store, if need be in the room of the reserve; and why no intent is taken yet."""
+    try:
+        opened = open_directory(directory)
+    except StoreUnusable as exc:
+        if not _is_full(exc.__cause__) or not reserve.file.exists():
+            raise
+        reserve.release()
+        opened = open_directory(directory)
+    try:
+        reserve.make()
+    except OSError as exc:
+        return opened, f"no room is left to close what is open: {exc.strerror}"
+    return opened, ""
+
+
+def _is_full(cause: BaseException | None) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,74 @@
+"""What libraries say through the standard logging module, as lines of our own.
+
+Only warnings and errors are taken over, unless the level is debug: a library's notes (each
+request of an HTTP client) are about its work, not about ours.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+
+from reconciled.observe.bound_log import BoundLog
+
+EVENT = "log.foreign"
+
+
+class ForeignHandler(logging.Handler):
+    """Hands each record to *log* as ``log.foreign``, with logger and message as fields."""
+
+    def __init__(self, log: BoundLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def createLock(self) -> None:  # noqa: N802 - the name that logging calls
+        """None: the sink has a lock, and this one would be held while waiting for it."""
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Never raises, whatever the record holds."""
+        try:
+            message = record.getMessage()
+        except Exception as exc:  # noqa: BLE001 - the record's arguments are not ours
+            message = f"{record.msg!r} <arguments do not fit: {type(exc).__name__}>"
+        error = record.exc_info[1] if record.exc_info else None
+        fields = {"exc_info": error} if error is not None else {}
+        write = self._log.info
+        if record.levelno >= logging.ERROR:
+            write = self._log.error
+        elif record.levelno >= logging.WARNING:
+            write = self._log.warning
+        elif record.levelno < logging.INFO:
+            write = self._log.debug
+        write(EVENT, logger=record.name, message=message, **fields)
+
+
+@attrs.define(eq=False)
+class Adoption:
+    """The root logger while its records come to us; release() gives it back as it was."""
+
+    _root: logging.Logger
+    _handler: ForeignHandler
+    _handlers: list[logging.Handler]
+    _level: int
+
+    def follow(self, level: str) -> None:
+        """Take over what fits to *level* of our own lines."""
+        self._root.setLevel(logging.INFO if level == "debug" else logging.WARNING)
+
+    def release(self) -> None:
+        """Undo adopt()."""
+        logging.captureWarnings(capture=False)
+        self._root.handlers[:] = self._handlers
+        self._root.setLevel(self._level)
+
+
+def adopt(log: BoundLog, level: str) -> Adoption:
+    """Route the standard logging module, and warnings, into *log*."""
+    root = logging.getLogger()
+    adoption = Adoption(root, ForeignHandler(log), list(root.handlers), root.level)
+    root.handlers[:] = [adoption._handler]  # noqa: SLF001 - made two lines above
+    logging.captureWarnings(capture=True)
+    adoption.follow(level)
+    return adoption

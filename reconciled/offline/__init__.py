@@ -1,0 +1,1 @@
+"""What verbs do without a daemon: read all sources once, and plan."""

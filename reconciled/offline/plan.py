@@ -1,0 +1,137 @@
+"""Plans: what each key's reconciler would do, asked without effects and without a daemon."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import trio
+
+from reconciled.api import Change, Operation
+from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
+from reconciled.journal.sqlite.store import Applied
+from reconciled.observe.bound_log import BoundLog
+from reconciled.offline.scan import Surveyed
+from reconciled.plugins.manifest_request import Declared
+from reconciled.runtime.plugin_errors import failure_of
+
+TIMEOUT = 60.0  # seconds for one key
+AT_ONCE = 8
+
+
+@attrs.frozen(eq=False)
+class Planning(Declared):
+    """The Request of a plan. Nothing may be begun with it."""
+
+    key: Key
+    manifest: Manifest
+    spec: Any
+    applied: Fingerprint | None
+    output: Path
+    memory: Path
+    log: BoundLog
+    critical_limit: float
+    causes: tuple[str, ...] = ("plan",)
+    failures: int = 0
+    stopping: bool = False
+    interrupted: None = None
+
+    def operation(self, name: str) -> AbstractAsyncContextManager[Operation]:
+        """Refused: a plan has no effects."""
+        self._refuse(f"operation({name!r})")
+
+    def cleanup(self) -> AbstractAsyncContextManager[None]:
+        """Refused: a plan has nothing to clean up."""
+        self._refuse("cleanup()")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise RuntimeError(f"plan() of {self.key} called {what}: a plan has no effects")
+
+
+@attrs.frozen
+class Planned:
+    """What would happen to one key. error: why it is not known; unknown: nobody can say."""
+
+    key: Key
+    changes: tuple[Change, ...] = ()
+    error: str = ""
+    unknown: bool = False
+    held: bool = False
+
+
+async def plan(
+    surveyed: list[Surveyed],
+    wanted: Iterable[Key],
+    log: BoundLog,
+    critical: float,
+    state: Path,
+) -> list[Planned]:
+    """The plans of the *wanted* keys, or of all; keys sorted."""
+    only = set(wanted)
+    planned: list[Planned] = []
+    limiter = trio.CapacityLimiter(AT_ONCE)
+    # Programs that are asked leave their output here, not beside what the daemon's leave.
+    with tempfile.TemporaryDirectory(prefix="reconciled-") as scratch:
+
+        async def one(each: Surveyed, key: Key, manifest: Manifest) -> None:
+            async with limiter:
+                request = Planning(
+                    key,
+                    manifest,
+                    each.ready.plugin.spec(manifest),
+                    each.fingerprint(key),
+                    Path(scratch),
+                    state / "memory" / directory_of(key),
+                    log.bind(key=key),
+                    critical,
+                )
+                planned.append(await _ask(each, request))
+
+        async with trio.open_nursery() as nursery:
+            for each in surveyed:
+                for key, manifest in each.desired.manifests.items():
+                    if not only or key in only:
+                        nursery.start_soon(one, each, key, manifest, name=f"plan {key}")
+    for each in surveyed:
+        planned += _removals(each, only)
+    return sorted(planned, key=lambda one: one.key)
+
+
+def _checked(answer: object) -> tuple[Change, ...]:
+    """What plan() returned. Raises TypeError for what is no list of changes."""
+    if isinstance(answer, list | tuple) and all(isinstance(each, Change) for each in answer):
+        return tuple(answer)
+    raise TypeError(f"plan() returned {answer!r:.80}: return a list of Change(action, what)")
+
+
+def _removals(each: Surveyed, only: set[Key]) -> Iterable[Planned]:
+    has = hasattr(each.ready.reconciler, "remove")
+    for key in (*each.removed, *each.held):
+        if not only or key in only:
+            change = Change("remove" if has else "forget", _kind(each.applied.get(key)), "")
+            yield Planned(key, (change,), held=key in each.held)
+
+
+def _kind(applied: Applied | None) -> str:
+    return applied.kind if applied else "resource"
+
+
+async def _ask(each: Surveyed, request: Planning) -> Planned:
+    key, manifest = request.key, request.manifest
+    ask = getattr(each.ready.reconciler, "plan", None)
+    if ask is None:
+        change = Change("reconcile", manifest.kind, "declared, not applied yet")
+        same = request.applied == manifest.fingerprint
+        return Planned(key, () if same else (change,), unknown=True)
+    try:
+        with trio.fail_after(TIMEOUT):
+            return Planned(key, _checked(await ask(request)))
+    except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        return Planned(key, error=failure.result.reason)  # noqa: ASYNC104 - it was none

@@ -1,0 +1,1 @@
+"""Reconcilers by their names: finding and loading them, and containing their faults."""

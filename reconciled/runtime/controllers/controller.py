@@ -1,0 +1,292 @@
+"""One controller of the running daemon: its sources, its desired state, and its runs.
+
+A reload makes a new Controller beside the old one, which ends by its own staged stop; both
+share the queue's lane, so that no key ever runs twice at once (invariant 1).
+
+1. One bad manifest, key or watcher harms only itself, and is named (invariant 12).
+2. A key's state here leaves with the key (invariant 14).
+3. Removals come from Desired alone, and end before the key is applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from reconciled.api import Reconciler
+from reconciled.config.model import ControllerConfig
+from reconciled.core.desired import Changes, Desired
+from reconciled.core.problems import Problem
+from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.lane import Lane
+from reconciled.core.resources import Key, Manifest
+from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
+from reconciled.observe.tasktree import frames_of
+from reconciled.plugins.loading import Plugin
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.status import Status
+from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.plugin_errors import cancellation_in, failure_of
+from reconciled.stop import Stop, Work
+
+# A watcher that fails is started again, later each time.
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+# A change of a key's spec that is seen so soon after its own run may be that run's doing.
+ECHO = 1.0
+# So many of them in a row are taken for somebody else's all the same.
+ECHOES = 3
+
+
+@attrs.define(eq=False)
+class Controller:
+    """Made by ``build``; its three tasks are watch(), hold() and, per key, runs.run()."""
+
+    config: ControllerConfig
+    plugin: Plugin
+    reconciler: Reconciler[Any]
+    watchers: tuple[Watcher, ...]
+    desired: Desired
+    lane: Lane
+    stop: Stop
+    host: Host
+    permits: Permits
+    # Where the runs live while hold() is there.
+    nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+    ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    # Set when each declaring source has said something, be it that it cannot be read.
+    surveyed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    statuses: dict[Key, Status] = attrs.field(factory=dict, init=False)
+    # Specs as objects, made when first needed.
+    _specs: dict[Key, Any] = attrs.field(factory=dict, init=False)
+    # The last manifests of keys that are owned and no longer declared.
+    absent: dict[Key, Manifest] = attrs.field(factory=dict, init=False)
+    # Keys whose removal is due, until it has ended.
+    removing: set[Key] = attrs.field(factory=set, init=False)
+    # How many changes in a row may have been made by the key's own runs.
+    echoes: dict[Key, int] = attrs.field(factory=dict, init=False)
+    # Causes that the configured schedule has given.
+    _ticks: set[str] = attrs.field(factory=set, init=False)
+    _silent: set[str] = attrs.field(init=False)
+    _problems: frozenset[Problem] = attrs.field(default=frozenset(), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._silent = {watcher.name for watcher in self.watchers if watcher.declares}
+        if not self._silent:
+            self.surveyed.set()
+
+    def __repr__(self) -> str:
+        return f"<Controller {self.name}: {self.stop.stage.name}, {len(self.manifests)} keys>"
+
+    @property
+    def name(self) -> str:
+        """As configured."""
+        return self.config.name
+
+    @property
+    def manifests(self) -> Mapping[Key, Manifest]:
+        """What is desired."""
+        return self.desired.manifests
+
+    # -- tasks ---------------------------------------------------------------
+
+    async def hold(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Give the runs a place in the tree: until a stop begins, and the last one has ended."""
+        try:
+            with self.stop.scope:
+                async with trio.open_nursery() as nursery:
+                    self.nursery = nursery
+                    task_status.started()
+                    await self.stop.began.wait()
+        finally:
+            self.stop.detach()
+            self.ended.set()
+
+    async def watch(self) -> None:
+        """Run the watchers; a stop ends them first, all at once."""
+        with self.stop.intake:
+            async with trio.open_nursery() as nursery:
+                for watcher in self.watchers:
+                    name = f"watch {self.name}: {watcher.name}"
+                    nursery.start_soon(self._supervise, watcher, name=name)
+
+    async def _supervise(self, watcher: Watcher) -> None:
+        pause = FIRST_PAUSE
+        report = partial(self.take, watcher)
+        while True:
+            began = trio.current_time()
+            reason = "it ended by itself"
+            try:
+                await watcher.watch(report)
+            except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
+                failure = failure_of(error)
+                if failure is None:
+                    raise
+                if (cancelled := cancellation_in(error)) is not None:
+                    raise cancelled from None  # noqa: ASYNC104 - the cancellation itself
+                reason = failure.result.reason
+            if watcher.declares:
+                self.take(watcher, Unavailable(f"its watcher failed: {reason}"))
+            # One that ran well for long starts over with a short pause.
+            pause = FIRST_PAUSE if trio.current_time() - began > LONGEST_PAUSE else pause
+            self.host.log.error(
+                "source.failed",
+                controller=self.name,
+                source=watcher.name,
+                reason=reason,
+                again_in_s=pause,
+            )
+            await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    # -- what the sources say ----------------------------------------------
+
+    def take(self, watcher: Watcher, report: Report) -> None:
+        """Act on what *watcher* reports; nothing begins after the instant of a stop."""
+        if self.host.stopping or self.stop.began.is_set():
+            return
+        now = trio.current_time()
+        if isinstance(report, Tick):
+            self._ticks.add(report.cause)
+            for key in self.manifests:
+                self.lane.add(key, now, report.cause, Priority.RESYNC)
+            return
+        before = self.manifests
+        was = self.desired.states[watcher.name]
+        changes = self.desired.apply(watcher.name, report, now)
+        self._tell_source(watcher, report, first=watcher.name in self._silent, was=was.complete)
+        self._tell_problems(report, changes)
+        self._apply(changes, before, now)
+        if isinstance(report, Snapshot) and report.identity:
+            self._note_identity(watcher.name, report.identity)
+        self._silent.discard(watcher.name)
+        if not self._silent:
+            self.surveyed.set()
+
+    def allow(self, keys: frozenset[Key]) -> None:
+        """A person permits the removal of exactly *keys*, once."""
+        before = self.manifests
+        self._apply(self.desired.permit(keys, trio.current_time()), before, trio.current_time())
+
+    def _apply(self, changes: Changes, before: Mapping[Key, Manifest], now: float) -> None:
+        for key in before.keys() - self.manifests.keys():
+            self.absent[key] = before[key]
+        for key in (*changes.added, *changes.changed):
+            self._specs.pop(key, None)
+            self.absent.pop(key, None)
+            manifest = self.manifests[key]
+            known = self.host.store.fingerprint(key) == manifest.fingerprint
+            cause = "changed" if key in before else "start" if known else "declared"
+            # Back to what was applied, from a spec that failed, is a change like any other.
+            calm = self._is_echo(key, now) if key in before else known and key not in self.statuses
+            self.lane.add(key, now, cause, Priority.RESYNC if calm else Priority.CHANGED)
+        for key in changes.removed:
+            self.removing.add(key)
+            self.lane.add(key, now, "removed", Priority.CHANGED)
+            self._stop_run_of(key, "its manifest was removed")
+        if changes.held is not None or self.desired.complete:
+            self.permits.held(self.name, changes.held)
+
+    def _is_echo(self, key: Key, now: float) -> bool:
+        """Whether a change is the latest of many that each came with the key's own run.
+
+        A reconciler that writes its own manifest must not open its own backoff; somebody who
+        edits while a run goes on has to be heard, so that the first few count as foreign.
+        """
+        status = self.statuses.get(key)
+        running = any(work.key == key for work in self.stop.works)
+        if not running and (status is None or now - status.ended > ECHO):
+            self.echoes.pop(key, None)
+            return False
+        self.echoes[key] = self.echoes.get(key, 0) + 1
+        return self.echoing(key)
+
+    def echoing(self, key: Key) -> bool:
+        """Whether the changes of *key* are taken for its own runs' doing."""
+        return self.echoes.get(key, 0) > ECHOES
+
+    def _stop_run_of(self, key: Key, reason: str) -> None:
+        """The smallest stop: one key's run. It drains, is cancelled, and critical parts end."""
+        for work in self.stop.works:
+            if work.key == key:
+                stop = self.stop.narrow(work, self.stop.limits)
+                self.host.chore(f"stop of {work.name}", self._end_run, stop, reason)
+                return
+
+    async def _end_run(self, stop: Stop, reason: str) -> None:
+        with trio.CancelScope() as over:
+            stop.on_empty = partial(over.cancel, reason="the run has ended")
+            stop.begin(reason)
+            await stop.run_stages(self.tell_stuck)
+
+    def tell_stuck(self, works: list[Work]) -> None:
+        """Name runs that are still there after their cancellation and cleanup."""
+        for work in works:
+            where = frames_of(work.task)
+            reason = "it ignores its cancellation"
+            self.host.log.error("reconcile.stuck", key=work.key, reason=reason, where=where)
+
+    def _note_identity(self, source: str, identity: str) -> None:
+        if self.host.store.source_identity(self.name, source) != identity:
+            note = self.host.store.set_source_identity
+            self.host.chore("source identity", note, self.name, source, identity)
+
+    def _tell_source(
+        self, watcher: Watcher, report: Snapshot | Unavailable, *, first: bool, was: bool
+    ) -> None:
+        log = self.host.log.bind(controller=self.name, source=watcher.name)
+        subject = f"{self.name}: {watcher.name}"
+        if isinstance(report, Unavailable):
+            log.warning("source.unavailable", reason=report.reason)
+        elif not report.complete:
+            log.warning(
+                "source.incomplete",
+                problems=len(report.problems),
+                reason="nothing is removed until all of it can be read",
+            )
+        elif first or not was:
+            log.info("source.ready", manifests=len(report.manifests))
+            self.host.logs.recovered(subject)
+
+    def _tell_problems(self, report: Snapshot | Unavailable, changes: Changes) -> None:
+        problems = frozenset(changes.problems)
+        if isinstance(report, Snapshot):
+            problems |= frozenset(report.problems)
+        for problem in sorted(problems - self._problems):
+            self.host.log.error(
+                "manifest.invalid",
+                controller=self.name,
+                at=str(problem.origin),
+                reason=problem.message,
+            )
+        self._problems = problems
+
+    # -- for the runs --------------------------------------------------------
+
+    def spec_of(self, key: Key, manifest: Manifest) -> Any:
+        """The manifest's spec as an object. Raises Invalid where it does not fit any more."""
+        spec = self._specs.get(key)
+        if spec is None:
+            # A program that fails may print what it was given: never into a log (invariant 13).
+            self.host.logs.redactor.register_all(manifest.spec)
+            spec = self._specs[key] = self.plugin.spec(manifest)
+            if names := self.reconciler.not_built(spec):
+                reason = f"{', '.join(names)}: accepted, and without effect in this version"
+                self.host.log.warning("spec.not_built", key=key, reason=reason)
+        return spec
+
+    def scheduled(self, causes: tuple[str, ...]) -> bool:
+        """Whether nothing but the configured schedule is among *causes*."""
+        return self._ticks.issuperset(causes)
+
+    def forget(self, key: Key) -> None:
+        """Drop all that is known about *key* (invariant 14)."""
+        for kept in (self.statuses, self._specs, self.absent, self.echoes):
+            kept.pop(key, None)
+        self.removing.discard(key)
+        self.host.loops.forget(key)
+        self.host.logs.forget(key)

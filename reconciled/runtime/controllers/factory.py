@@ -1,0 +1,105 @@
+"""Controllers of the running daemon, with their watchers, from what loading has prepared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from reconciled.config.manifests import Parser, Validate
+from reconciled.config.watches import DirectoryWatch, EveryWatch
+from reconciled.config.yaml.positions import Path as Steps
+from reconciled.config.yaml.positions import Positions
+from reconciled.core.desired import Desired
+from reconciled.core.durations import format_duration
+from reconciled.core.problems import Invalid, Problem
+from reconciled.core.queue.backoff import Backoff
+from reconciled.core.removals import RemovalGuard
+from reconciled.core.resources import controller_of
+from reconciled.core.schedule import Cron, Every
+from reconciled.core.sources import Watcher
+from reconciled.journal.sqlite.store import Store
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.controllers.loading import Ready
+from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.plugin_errors import text_of
+from reconciled.stop import Stop
+from reconciled.watchers.directory import DirectoryWatcher
+from reconciled.watchers.timers import CronWatcher, EveryWatcher, local_zone, zone_named
+
+
+def build(ready: Ready, host: Host, stop: Stop, permits: Permits) -> Controller:
+    """A controller of the running daemon, under *stop*; in the loop, without waiting."""
+    config = ready.config
+    watchers = tuple(watchers_of(ready, lambda: stop.limits.critical, host.store))
+    removals = config.removals
+    return Controller(
+        config,
+        ready.plugin,
+        ready.reconciler,
+        watchers,
+        Desired(
+            config.name,
+            ready.plugin.kind,
+            [watcher.name for watcher in watchers if watcher.declares],
+            RemovalGuard(removals.share, removals.above),
+            {key for key in host.store.all_keys() if controller_of(key) == config.name},
+        ),
+        host.queue.lane(
+            config.name, config.concurrency, Backoff(config.retry.initial, config.retry.max)
+        ),
+        Stop(f"controller {config.name}", stop.limits, parent=stop),
+        host,
+        permits,
+    )
+
+
+def validator(ready: Ready, critical: Callable[[], float]) -> Validate:
+    """Checks specs of the controller's kind: against their class, and their budget's limit."""
+    plugin, reconciler = ready.plugin, ready.reconciler
+
+    def validate(
+        kind: str, spec: Mapping[str, Any], positions: Positions, path: Steps
+    ) -> list[Problem]:
+        if kind != plugin.kind:
+            return []
+        try:
+            budget = reconciler.budget(plugin.read(spec, positions, path))
+            if budget is None or budget <= critical():
+                return []
+        except Invalid as invalid:
+            return invalid.problems
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - plugin code
+            # A problem of this manifest, not of its source.
+            return [positions.problem(path, f"budget() failed: {text_of(error)}")]
+        message = (
+            f"an operation of it may take {format_duration(budget)}, longer than stop.critical"
+            f" ({format_duration(critical())}): lower the budget, or raise stop.critical"
+        )
+        return [positions.problem(path, message)]
+
+    return validate
+
+
+def watchers_of(
+    ready: Ready, critical: Callable[[], float], store: Store | None = None
+) -> Iterable[Watcher]:
+    """The watchers of a controller; *store* knows what its directories were before.
+
+    critical gives the limit that the manifests' budgets have to keep; a reload may change it.
+    """
+    parse = Parser(validator(ready, critical)).parse
+    for watch in ready.config.watch:
+        if isinstance(watch, DirectoryWatch):
+            watcher = DirectoryWatcher(watch.path, parse)
+            if store is not None:
+                remembered = store.source_identity(ready.config.name, watcher.name)
+                watcher = DirectoryWatcher(watch.path, parse, remembered)
+            yield watcher
+        elif isinstance(watch, EveryWatch):
+            every = Every(watch.interval, watch.jitter)
+            yield EveryWatcher(every, random.Random())  # noqa: S311 - it only spreads load
+        else:
+            zone = zone_named(watch.zone) if watch.zone else local_zone()
+            yield CronWatcher(Cron(watch.expression, zone))

@@ -1,0 +1,1 @@
+"""The daemon as a whole: start, nursery tree, commands, reload, stop and maintenance."""

@@ -1,0 +1,310 @@
+"""The running daemon: one tree of nurseries, from the first task to the last.
+
+    services                 outlive all work
+    └── work                 Stop.scope
+        ├── intake           Stop.intake
+        ├── dispatcher
+        └── reconciles
+
+Everything here is about order: what starts before what, and what outlives what. A comment
+stands at each place that would break when reordered.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import attrs
+import trio
+
+from reconciled.core.loops import LoopDetector
+from reconciled.core.queue.queue import WorkQueue
+from reconciled.core.resources import Key
+from reconciled.instant import Signals
+from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.sqlite.store import Store
+from reconciled.observe.logs import Logs
+from reconciled.programs.children import current_children
+from reconciled.programs.orphans import Orphans
+from reconciled.runtime.adoption_registry import Adoptions
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.controllers.factory import build
+from reconciled.runtime.controllers.loading import Prepared, Ready
+from reconciled.runtime.daemon.commands import Commands
+from reconciled.runtime.daemon.integrations import Outside
+from reconciled.runtime.daemon.maintenance import keep
+from reconciled.runtime.daemon.reload import Reloader, Swap, tell_left
+from reconciled.runtime.daemon.retention import Housekeeping
+from reconciled.runtime.daemon.run_once import Once
+from reconciled.runtime.daemon.shutdown import Ending
+from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.decisions.resolutions import Resolutions
+from reconciled.runtime.host.status_line import SURVEY
+from reconciled.runtime.operations.operation import Operations
+from reconciled.runtime.runs.adoption import settle_open
+from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.runtime.stop_recorder import StopRecord
+from reconciled.stop import Stop
+from reconciled.stop.last_resort import LastResort
+
+
+@attrs.define(eq=False)
+class Daemon:
+    """One daemon; run() is its whole life inside trio, and gives the exit code."""
+
+    path: Path
+    environ: Mapping[str, str]
+    prepared: Prepared
+    logs: Logs
+    signals: Signals
+    outside: Outside
+    store: Store
+    journal: DurableOperations
+    once: bool = False
+    began: float = attrs.field(factory=time.monotonic)
+    controllers: dict[str, Controller] = attrs.field(factory=dict, init=False)
+    host: Host = attrs.field(init=False)
+    dispatcher: Dispatcher = attrs.field(init=False)
+    permits: Permits = attrs.field(init=False)
+    resolutions: Resolutions = attrs.field(init=False)
+    reloader: Reloader = attrs.field(init=False)
+    orphans: Orphans = attrs.field(init=False)
+    ending: Ending = attrs.field(init=False)
+    last_resort: LastResort = attrs.field(init=False)
+    commands: Commands = attrs.field(init=False)
+    counted: Once | None = attrs.field(default=None, init=False)
+    _intake: trio.Nursery = attrs.field(init=False)
+    _reconciles: trio.Nursery = attrs.field(init=False)
+
+    async def run(self) -> int:
+        """Run until a stop has ended; the exit code."""
+        try:
+            async with trio.open_nursery() as services:
+                self._assemble(services)
+                await self._serve(services)
+                await self._work()
+                # Whoever waits for the store or the log has ended: nothing is cut off here.
+                services.cancel_scope.cancel(reason="work has ended")
+        except* (Exception, GeneratorExit, SystemExit, KeyboardInterrupt) as group:
+            self.logs.log.critical("daemon.crashed", exc_info=group)
+            self.ending.crashed = True
+        return self.ending.finish()
+
+    # -- assembly ------------------------------------------------------------
+
+    def _assemble(self, services: trio.Nursery) -> None:
+        config = self.prepared.config
+        stop = Stop("daemon", config.stop)
+        stop.install()
+        children = current_children()
+        self.host = Host(
+            config.state,
+            self.logs,
+            self.signals,
+            stop,
+            WorkQueue(config.limits.concurrency, random.Random()),  # noqa: S311 - spreads load
+            self.store,
+            Operations(self.journal, config.state / "operations"),
+            Adoptions(),
+            children,
+            LoopDetector(),
+            StopRecord(stop),
+            services,
+        )
+        self.ending = Ending(self.host)  # first: it is what a fault of the rest is told by
+        if self.once:
+            # Before anything runs: the first keys end while later sources are still being read.
+            self.counted = Once(self._end_once)
+            self.host.on_outcome = self.counted.outcome
+        self.permits = Permits(config.state, self.logs.log, self._allow)
+        self.permits.prepare()
+        self.resolutions = Resolutions(self.host, lambda: self.controllers)
+        self.resolutions.prepare()
+        self.dispatcher = Dispatcher(self.host, lambda: self.controllers)
+        self.orphans = Orphans(children, self.logs.log)
+        self.reloader = Reloader(
+            self.path,
+            self.environ,
+            self.logs.log,
+            config,
+            self._running,
+            self._swap,
+            self.outside.listeners,
+        )
+        self.last_resort = LastResort(
+            stop,
+            lambda: self.signals.stop_at,
+            lambda: self.outside.watched,
+            self.ending.tell_blocked,
+            self.ending.leave_hung,
+            self.logs.sink.fileno(),
+        )
+        self.commands = Commands(
+            self.host, self.dispatcher, self.ending, self.reloader, self.orphans, self.last_resort
+        )
+
+    async def _serve(self, services: trio.Nursery) -> None:
+        host = self.host
+        # The store first: everything else may write. It is the last to end as well, since it
+        # commits what still waits when it is cancelled.
+        self.store.writer.on_state = host.tell_store
+        await services.start(self.store.run, name="store writer")
+        self._service("log", self.logs.serve)
+        self._service("stop stages", host.stop.run_stages, self.ending.leave_behind)
+        self._service("orphan reaper", self.orphans.reap)
+        self._service("reload", self.reloader.serve)
+        self._service("resolutions", self.resolutions.serve)
+        self._service("housekeeping", Housekeeping(host).serve)
+        self._service("keeper", keep, self.host)
+        self.outside.begin(host, self.commands, self._service)
+        self.last_resort.begin()
+
+    def _service(
+        self, name: str, function: Callable[..., Awaitable[object]], *args: object
+    ) -> None:
+        """Start a service, whose crash stops the daemon in stages.
+
+        Left to the nursery it would cancel the other services at once, which work still needs.
+        """
+
+        async def serve() -> None:
+            try:
+                await function(*args)
+            except* Exception as group:  # noqa: BLE001 - told, and the code is 1
+                self._crashed(group)
+
+        self.host.services.start_soon(serve, name=name)
+
+    def _crashed(self, error: BaseException) -> None:
+        self.logs.log.critical("daemon.crashed", exc_info=error)
+        self.ending.crashed = True
+        self.host.stop.crash(f"crash: {error!r}")
+
+    async def _work(self) -> None:
+        stop = self.host.stop
+        with stop.scope:
+            async with trio.open_nursery() as work:
+                self._reconciles = await work.start(self._hold_reconciles, name="reconciles")
+                self._intake = await work.start(self._hold_intake, name="intake")
+                # What people decided meanwhile is what recovery goes by.
+                await self.resolutions.first_look()
+                for ready in self.prepared.ready:
+                    await self._start(ready)
+                for stalled in self.prepared.stalled:
+                    self._tell_stalled(stalled.config.name, stalled.reason)
+                # Not before: a permit for a controller that is not there yet would be lost.
+                self._service("permits", self.permits.serve)
+                work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
+                # From here on a stop has stages: before, nothing had begun that could be cut.
+                self.commands.listen()
+                # In the intake: a stop has nothing to wait for where a source has yet to answer.
+                self._intake.start_soon(stop.guard, self._survey, name="survey")
+
+    async def _hold_reconciles(self, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await self.host.stop.began.wait()
+
+    async def _hold_intake(self, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        with self.host.stop.intake:
+            async with trio.open_nursery() as nursery:
+                task_status.started(nursery)
+                await trio.sleep_forever()
+
+    async def _start(self, ready: Ready) -> None:
+        controller = build(ready, self.host, self.host.stop, self.permits)
+        if self.once:
+            controller.watchers = tuple(each for each in controller.watchers if each.declares)
+        name = controller.name
+        await self._reconciles.start(controller.hold, name=f"reconciles of {name}")
+        self.controllers[name] = controller
+        if self.host.stop.began.is_set():
+            return  # meanwhile: the intake is closing
+        # Before the first report: it decides what is held, and recovery comes first of all.
+        self.permits.look(name)
+        settle_open(controller, trio.current_time())
+        self._intake.start_soon(self.host.stop.guard, controller.watch, name=f"intake of {name}")
+        for warning in ready.plugin.warnings:
+            self.logs.log.warning("plugin.warning", plugin=ready.plugin.name, reason=warning)
+
+    def _tell_stalled(self, controller: str, reason: str) -> None:
+        self.logs.log.error("controller.stalled", controller=controller, reason=reason)
+
+    async def _survey(self) -> None:
+        """Wait until every source has said something, and say that the daemon is ready."""
+        controllers = list(self.controllers.values())
+        with trio.move_on_after(SURVEY):
+            for controller in controllers:
+                await controller.surveyed.wait()
+        self.logs.log.info(
+            "daemon.ready",
+            controllers=len(controllers),
+            keys=sum(len(controller.manifests) for controller in controllers),
+            duration_s=round(time.monotonic() - self.began, 3),
+        )
+        self.host.ready = True
+        self.outside.tell_ready()
+        if self.counted is not None:
+            for stalled in self.prepared.stalled:
+                self.counted.stalled(stalled.config.name, stalled.reason)
+            self.counted.begin(controllers)
+
+    # -- reload and permits ----------------------------------------------------
+
+    def _end_once(self) -> None:
+        self.commands.stop("every key has had its turn")
+
+    def _running(self) -> dict[str, Ready]:
+        return {
+            name: Ready(each.config, each.plugin, each.reconciler)
+            for name, each in self.controllers.items()
+        }
+
+    async def _swap(self, swap: Swap) -> bool:
+        if self.host.stopping:
+            self.commands.reload()  # refused, and told
+            return False
+        config = swap.prepared.config
+        self.logs.set_level(config.log.level)
+        self.host.queue.limit = config.limits.concurrency
+        for stop in self.host.stop.and_inner():
+            stop.limits = config.stop
+        self.outside.tell_swapped()
+        gone = set(self.controllers) - swap.kept
+        for name in sorted(gone):
+            self._retire(self.controllers.pop(name))
+            # Backoffs and verdicts too: after a restart nobody would know of them (C13).
+            self.host.queue.drop_lane(name)
+        for name in sorted(swap.left):
+            tell_left(self.logs.log, self.store, name)
+        for stalled in swap.prepared.stalled:
+            self._tell_stalled(stalled.config.name, stalled.reason)
+        for ready in swap.started:
+            if self.host.stop.began.is_set():
+                break  # the nurseries for it are closing
+            await self._start(ready)
+        return True
+
+    def _retire(self, controller: Controller) -> None:
+        controller.stop.begin("reload")
+        self.host.chore(f"stop of controller {controller.name}", _retire, controller)
+
+    def _allow(self, controller: str, keys: frozenset[Key]) -> None:
+        running = self.controllers.get(controller)
+        if running is None:
+            reason = "there is no such controller"
+            self.logs.log.warning("removals.bad_permit", controller=controller, reason=reason)
+        else:
+            running.allow(keys)
+
+
+async def _retire(controller: Controller) -> None:
+    """Take an old controller through its stop; over when its last run has ended."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(controller.stop.run_stages, controller.tell_stuck, name="stages")
+        await controller.ended.wait()
+        nursery.cancel_scope.cancel(reason="the controller has ended")

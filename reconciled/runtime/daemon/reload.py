@@ -1,0 +1,242 @@
+"""Reload: parse, validate and build beside what runs, then swap in one step (case C13).
+
+Until the swap nothing of the running configuration is touched; a new one that has a problem
+changes nothing and says so. Controllers whose configuration and code are the same go on
+untouched. The others end by their own staged stop while their successors run: a key that is
+still running finishes its old run first, since the queue runs no key twice at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+
+from reconciled.config.load import Loaded, load
+from reconciled.config.model import Config
+from reconciled.control.addresses import ListenRefused
+from reconciled.core.problems import Invalid, Problem
+from reconciled.core.resources import controller_of
+from reconciled.journal.sqlite.store import Store
+from reconciled.observe.bound_log import BoundLog
+from reconciled.runtime.controllers.loading import Prepared, Ready, prepared_whole
+from reconciled.runtime.controllers.secrets import with_secrets
+from reconciled.runtime.host.listeners import Change, Listeners
+from reconciled.threads import NoThread, in_thread
+
+# Cannot change under a running daemon: what they name is open and locked.
+FIXED = ("state", "control")
+
+
+@attrs.frozen(eq=False)
+class Swap:
+    """What a valid new configuration does to the running controllers."""
+
+    prepared: Prepared
+    started: tuple[Ready, ...]  # new ones, and those whose configuration or code changed
+    kept: frozenset[str]
+    left: frozenset[str]  # names that the new configuration does not have
+
+
+def compare(running: Mapping[str, Ready], prepared: Prepared) -> Swap:
+    """What to swap; pure."""
+    kept = frozenset(
+        ready.config.name
+        for ready in prepared.ready
+        if (old := running.get(ready.config.name)) is not None and _same(old, ready)
+    )
+    started = tuple(ready for ready in prepared.ready if ready.config.name not in kept)
+    names = {ready.config.name for ready in prepared.ready}
+    names |= {stalled.config.name for stalled in prepared.stalled}
+    return Swap(prepared, started, kept, frozenset(running) - names)
+
+
+def tell_left(log: BoundLog, store: Store, name: str) -> None:
+    """Name what the controller *name*, which the configuration has no more, leaves behind."""
+    keys = sorted(key for key in store.all_keys() if controller_of(key) == name)
+    log.warning(
+        "controller.left",
+        controller=name,
+        count=len(keys),
+        keys=keys[:20],
+        reason="it left the configuration: what it applied stays as it is",
+    )
+
+
+def _same(old: Ready, new: Ready) -> bool:
+    def code(ready: Ready) -> tuple[str, ...]:
+        # The module of a plugin file is named after its content.
+        return ready.plugin.name, ready.plugin.version, ready.plugin.cls.__module__
+
+    return old.config == new.config and code(old) == code(new)
+
+
+@attrs.frozen
+class Outcome:
+    """How a reload ended: the new configuration is in force, or why the old one runs on.
+
+    reason    why nothing was swapped although nothing was wrong: a stop came first
+    problems  what is wrong with the new one
+    lines     what it did, for whoever asked
+    """
+
+    reason: str = ""
+    problems: tuple[Problem, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether it was swapped."""
+        return not self.reason and not self.problems
+
+
+@attrs.define(eq=False)
+class Round:
+    """One reload, shared by all who asked for it before it began."""
+
+    _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _outcome: Outcome = attrs.field(factory=Outcome, init=False)
+
+    def ask(self) -> None:
+        """Somebody wants it."""
+        self._asked.set()
+
+    async def asked(self) -> None:
+        """Wait until somebody wants it."""
+        await self._asked.wait()
+
+    def end(self, outcome: Outcome) -> None:
+        """It is over."""
+        self._outcome = outcome
+        self._ended.set()
+
+    async def ended(self) -> Outcome:
+        """How it ended, as soon as it has."""
+        await self._ended.wait()
+        return self._outcome
+
+
+@attrs.define(eq=False)
+class Reloader:
+    """The service that reloads when asked; requests during a reload are one more reload.
+
+    swap is the daemon's: it is called with a configuration that has no problem left, and
+    answers False where a stop came first.
+    """
+
+    path: Path
+    environ: Mapping[str, str]
+    log: BoundLog
+    config: Config
+    running: Callable[[], Mapping[str, Ready]]
+    swap: Callable[[Swap], Awaitable[bool]]
+    # None: nothing listens.
+    listeners: Listeners | None = None
+    # Called when a reload begins, with None, and when it has ended.
+    on_reload: Callable[[Outcome | None], None] | None = attrs.field(default=None, init=False)
+    _next: Round = attrs.field(factory=Round, init=False)
+
+    def ask(self) -> Round:
+        """Reload soon; what is on the disk now is what it reads, or something newer."""
+        self._next.ask()
+        return self._next
+
+    async def serve(self) -> None:
+        """Reload whenever asked, until cancelled; a swap that has begun is brought to its end."""
+        while True:
+            current = self._next
+            await current.asked()
+            # Whoever asks from here on may have changed what is being read already.
+            self._next = Round()
+            self._tell(None)
+            outcome = await self.reload()
+            self._tell(outcome)
+            current.end(outcome)
+
+    def _tell(self, outcome: Outcome | None) -> None:
+        if self.on_reload is not None:
+            self.on_reload(outcome)
+
+    async def reload(self) -> Outcome:
+        """Reload now; whatever is wrong is in the log as well."""
+        try:
+            loaded = await in_thread(
+                partial(load, self.path, self.environ),
+                limiter=_one_thread(),
+                abandon_on_cancel=True,
+            )
+            prepared = self._checked(loaded)
+            change = await self._listening(loaded.config)
+        except Invalid as invalid:
+            return self._rejected(invalid)
+        except NoThread as error:
+            self.log.error("reload.failed", problems=0, reason=str(error))
+            return Outcome(reason=str(error))
+        except Exception as error:
+            # A fault of ours: nothing has changed yet, so nothing has to end for it.
+            reason = f"it could not be read, which is a fault of the daemon: {error!r}"
+            self.log.error("reload.failed", problems=0, reason=reason, exc_info=error)
+            return Outcome(reason=reason)
+        for warning in loaded.warnings:
+            self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
+        swap = compare(self.running(), prepared)
+        if not await self.swap(swap):
+            if change is not None:
+                change.discard()
+            return Outcome(reason="a stop is under way")
+        if change is not None:
+            change.commit()
+        self.config = prepared.config
+        return self._swapped(swap)
+
+    async def _listening(self, config: Config) -> Change | None:
+        """Open what *config* listens on beside what is open now. Raises Invalid."""
+        if self.listeners is None:
+            return None
+        try:
+            return await self.listeners.change(config)
+        except ListenRefused as refused:
+            raise Invalid([Problem(config.origin_of("http", "listen"), str(refused))]) from refused
+
+    def _rejected(self, invalid: Invalid) -> Outcome:
+        for problem in invalid.problems:
+            self.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
+        self.log.error(
+            "reload.failed",
+            problems=len(invalid.problems),
+            reason="the configuration as it was runs on",
+        )
+        return Outcome(problems=tuple(invalid.problems))
+
+    def _swapped(self, swap: Swap) -> Outcome:
+        stalled = [each.config.name for each in swap.prepared.stalled]
+        names = {
+            "started": sorted(ready.config.name for ready in swap.started),
+            "kept": sorted(swap.kept),
+            "left": sorted(swap.left),
+            "stalled": sorted(stalled),
+        }
+        self.log.info("reload.done", **names)
+        lines = [f"{what}: {', '.join(each)}" for what, each in names.items() if each]
+        return Outcome(lines=("The new configuration is in force.", *lines))
+
+    def _checked(self, loaded: Loaded) -> Prepared:
+        problems = [
+            Problem(
+                loaded.config.origin_of(name),
+                f"{name} cannot change while the daemon runs: restart it, or take the change back",
+            )
+            for name in FIXED
+            if getattr(loaded.config, name) != getattr(self.config, name)
+        ]
+        if problems:
+            raise Invalid(problems)
+        return with_secrets(prepared_whole(loaded.config))
+
+
+def _one_thread() -> trio.CapacityLimiter:
+    return trio.CapacityLimiter(1)

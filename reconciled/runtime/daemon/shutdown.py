@@ -1,0 +1,187 @@
+"""How the process ends: in order, with work left behind, or by the last resort.
+
+Whichever way it is, ordinary children are ended, the stop is reported, and what is in the log
+buffer is written. The exit codes are those of the contract: 0, 1, 3 and 70.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import attrs
+
+from reconciled.core.stages import Stage
+from reconciled.instant import STOPS
+from reconciled.observe import stopreport
+from reconciled.observe.stopreport import StopReport
+from reconciled.observe.tasktree import frames_of
+from reconciled.runtime.context import Host
+from reconciled.stop import Cut, Work
+from reconciled.stop.last_resort import Blocked
+
+CLEAN, CRASHED, CUT, HUNG = 0, 1, 3, 70
+# The innermost frames of what blocks the loop that one log line shows.
+FRAMES = 6
+
+
+@attrs.define(eq=False)
+class Ending:
+    """Made with the daemon; each method that leaves does so once."""
+
+    host: Host
+    crashed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.host.stop.on_cleanup_cut = self._tell_cleanup
+
+    # -- while the stop goes on ----------------------------------------------
+
+    def tell_begun(self, **by: str) -> None:
+        """The first line of a stop: *by* what, what it waits for, and how long at most."""
+        stop = self.host.stop
+        limits = stop.limits
+        critical = [section.name for section in stop.all_sections()]
+        self.host.log.info(
+            "stop.began",
+            **by,
+            running=len(list(stop.all_works())),
+            critical=len(critical),
+            drain_s=limits.drain,
+            critical_s=limits.critical,
+            cleanup_s=limits.cleanup,
+        )
+
+    def _tell_cleanup(self, cut: Cut) -> None:
+        self.host.log.warning("cleanup.cut", key=cut.key or cut.owner, reason=str(cut))
+
+    # -- the ends --------------------------------------------------------------
+
+    def finish(self) -> int:
+        """The tree has ended by itself."""
+        stop = self.host.stop
+        lost = self.host.operations.log.pending
+        for record in lost:
+            reason = "its outcome never became durable: the next start finds it interrupted"
+            self.host.log.error(
+                "operation.lost", key=record.key, operation=record.id, reason=reason
+            )
+        code = CUT if stop.cut_count or lost else CLEAN
+        if self.crashed:
+            code = CRASHED
+        self._report(code)
+        return code
+
+    def leave_behind(self, works: Sequence[Work]) -> None:
+        """Work is still there after its cancellation and cleanup: leave without it.
+
+        Does not return. trio cannot abandon a task; one in a thread or a foreign shield would
+        keep the process for as long as it likes.
+        """
+        for work in works:
+            self.host.log.error(
+                "stop.left_behind",
+                key=work.key,
+                task=work.name,
+                where=frames_of(work.task)[:FRAMES],
+                reason="it ignores its cancellation",
+            )
+        self._report(CUT, kill=True)
+        self.host.logs.close()
+        os._exit(CUT)
+
+    def collapse(self, error: BaseException) -> int:
+        """The loop itself has broken down, and nothing of the tree runs any more; the exit code."""
+        cause = error.__cause__ or error
+        self.host.log.critical("daemon.crashed", reason=f"the loop broke down: {cause!r}")
+        self.host.log.debug("daemon.traceback", exc_info=error)
+        self._report(CRASHED, kill=True)
+        return CRASHED
+
+    def tell_blocked(self, blocked: Blocked) -> None:
+        """In the last resort's thread: the loop does not turn."""
+        self.host.logs.last_words(
+            "error",
+            "loop.blocked",
+            seconds=round(blocked.seconds, 1),
+            task=blocked.task,
+            where=list(blocked.where[-FRAMES:]),
+            reason="code in the event loop does not give way: let it await, or use a thread",
+        )
+
+    def leave_hung(self, blocked: Blocked) -> None:
+        """In the last resort's thread: time is over. Does not return."""
+        logs = self.host.logs
+        logs.last_words(
+            "critical",
+            "stop.hung",
+            seconds=round(blocked.seconds, 1),
+            task=blocked.task,
+            where=list(blocked.where),
+            reason="the event loop does not answer: the process is ended from outside it",
+        )
+        for number, at in self.host.signals.received.copy():
+            if number in STOPS:
+                self.host.record.heard(number, at)
+        self._report(HUNG, kill=True, stacks=blocked.where, hung=True)
+        logs.close()
+        os._exit(HUNG)
+
+    def _report(
+        self,
+        code: int,
+        *,
+        kill: bool = False,
+        stacks: Sequence[str] = (),
+        hung: bool = False,
+    ) -> None:
+        host = self.host
+        # Looked at before they are killed: how fast they die must not decide who is reported.
+        left = host.children.left()
+        killed = frozenset(child.pid for child in host.children.end_all()) if kill else frozenset()
+        report = host.record.report(
+            code,
+            operations=host.operations.log.open(),
+            left=left,
+            killed=killed,
+            stacks=stacks,
+            drops=host.logs.sink.statistics().dropped,
+        )
+        trouble = stopreport.write(report, host.state, host.logs.redactor.redact)
+        fields = {
+            "exit_code": code,
+            "duration_s": round(report.duration_s, 3),
+            "stage": max((stage for stage, _ in report.stages), default=Stage.RUNNING).name,
+            "interrupted": len(report.interrupted),
+            "cut": host.stop.cut_count,
+            "children_left": len(report.children),
+            "not_served": report.not_served,
+            "report": str(host.state / stopreport.TEXT_NAME),
+        }
+        if reason := "; ".join(filter(None, (stopreport.verdict(code), trouble))):
+            fields["reason"] = reason
+        if code != CLEAN and report.operations:
+            fields["look_at"] = "reconciled journal list   # what the next start recovers"
+        level = "info" if code == CLEAN else "error"
+        if hung:
+            host.logs.last_words(level, "stop.ended", **fields)
+            return
+        self._tell_left(report)
+        getattr(host.log, level)("stop.ended", **fields)
+
+    def _tell_left(self, report: StopReport) -> None:
+        """A line for each thing that did not end well, by which it can be looked up."""
+        log = self.host.log
+        for each in report.children:
+            owner = {"key": each.key} if each.key else {}
+            log.warning(
+                "child.left", **owner, pid=each.pid, program=each.argv0, fate=each.fate.value
+            )
+        ids = {each.key: each.id for each in report.operations}
+        for cut in self.host.stop.cuts:
+            log.error(
+                "operation.cut",
+                key=cut.key or cut.owner,
+                operation=ids.get(cut.key),
+                reason=str(cut),
+            )

@@ -1,0 +1,183 @@
+"""The daemon's side of ``journal resolve``: decisions of people are taken up and carried out.
+
+1. A decision is taken before it is acted on, and its file goes only when what it says is durable:
+   a kill in between repeats it, and never loses it.
+2. It is for an operation that is held. One that is not held any more is left alone, with a line.
+3. Whatever a controller is or is not configured as, its operations can be settled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import asyncinotify
+import attrs
+import trio
+
+from reconciled.core.queue.entry import Priority
+from reconciled.core.resources import controller_of, directory_of
+from reconciled.journal import resolutions
+from reconciled.journal.operation_record import OperationRecord, Resolution
+from reconciled.journal.resolutions import Decided
+from reconciled.journal.sqlite.store import StoreClosed, WriteFailed
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.operations.pinned import is_removal
+from reconciled.runtime.runs.completion import gone
+from reconciled.threads import in_thread
+
+# Seconds between two looks where the kernel gives no notice, or something has to be tried again.
+LOOK = 5.0
+# A start waits so long for the first look: longer, and a full disk would keep it from starting.
+FIRST_LOOK = 5.0
+CLOSING = frozenset({Resolution.COMPLETE, Resolution.ABANDON})
+
+
+@attrs.define(eq=False)
+class Resolutions:
+    """Carries decisions out. controllers() gives those that run, by name."""
+
+    host: Host
+    controllers: Callable[[], Mapping[str, Controller]]
+    looked: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def prepare(self) -> None:
+        """Make the directory; decisions of an earlier life are in it. Raises OSError."""
+        resolutions.make_directory(self.host.state)
+
+    async def first_look(self) -> None:
+        """Wait until what was decided while the daemon was down is settled, at most FIRST_LOOK."""
+        with trio.move_on_after(FIRST_LOOK):
+            await self.looked.wait()
+
+    async def serve(self) -> None:
+        """Take decisions as they come; for a service nursery. Runs until cancelled.
+
+        Cancelled while it acts on one, that is acted on again by the next start.
+        """
+        with contextlib.ExitStack() as stack:
+            inotify = None
+            try:
+                inotify = stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
+                directory = self.host.state / resolutions.DIRECTORY
+                inotify.add_watch(directory, asyncinotify.Mask.MOVED_TO)
+            except OSError as error:
+                # Other programs have used up the kernel's limit: slower, and nothing is lost.
+                inotify = None
+                reason = f"the kernel gives no notice of it: {error}"
+                self.host.log.warning("resolution.unwatched", reason=reason, look_every_s=LOOK)
+            while True:
+                again = await self.look()
+                self.looked.set()
+                if inotify is None:
+                    await trio.sleep(LOOK)
+                    continue
+                with trio.move_on_after(LOOK if again else math.inf):
+                    await trio.lowlevel.wait_readable(inotify.fd)
+                while inotify.sync_get() is not None:
+                    pass
+
+    async def look(self) -> bool:
+        """Act on every decision that is there; whether one of them has to be tried again."""
+        again = False
+        try:
+            files = resolutions.claim(self.host.state)
+        except OSError as error:
+            self.host.log.error("resolution.waits", reason=str(error))
+            return True
+        for file in files:
+            try:
+                await self._act(file)
+                resolutions.settled(file)
+            except (OSError, WriteFailed, StoreClosed) as error:
+                self.host.log.error("resolution.waits", operation=file.stem, reason=str(error))
+                again = True
+        return again
+
+    async def _act(self, file: Path) -> None:
+        try:
+            decided = resolutions.read(file)
+        except ValueError as error:
+            self._drop(file.stem, str(error))
+            return
+        if decided.operation == resolutions.EVERYTHING:
+            if decided.what is Resolution.ABANDON:
+                await self._everything(decided)
+            else:
+                self._drop(decided.operation, "everything can only be abandoned", decided)
+            return
+        record = self.host.operations.log.find(decided.operation)
+        if record is not None and record.hold is not None:
+            await self._settle(record, decided)
+            self._queue(record, decided)
+        # Else a daemon was cut off before the file went: recovery goes by what it has noted.
+        elif record is None or record.word != decided.what.value:
+            self._drop(decided.operation, "it is not held any more", decided)
+
+    async def _everything(self, decided: Decided) -> None:
+        """After a damaged store: trust what is there now, and let every key have its turn."""
+        for record in self.host.operations.log.open():
+            if record.hold is not None:
+                await self._settle(record, decided)
+        await self.host.store.end_degraded(decided.who, decided.why)
+        self.host.log.info("journal.resolved", who=decided.who, why=decided.why)
+        now = trio.current_time()
+        for controller in self.controllers().values():
+            for key in {*controller.manifests, *controller.removing}:
+                controller.lane.add(key, now, "resolved", Priority.ASKED)
+
+    async def _settle(self, record: OperationRecord, decided: Decided) -> None:
+        """Have the journal say it; what follows from it is written before."""
+        if decided.what in CLOSING:
+            await self.host.operations.close_files(record.id)
+        if decided.what is Resolution.COMPLETE and not record.undoes:
+            await self._note_done(record)
+        await self.host.operations.log.resolve(record.id, decided.what, decided.who, decided.why)
+        self.host.log.info(
+            "operation.resolved",
+            key=record.key,
+            operation=record.id,
+            name=record.name,
+            decision=decided.what.value,
+            who=decided.who,
+            why=decided.why,
+        )
+
+    def _queue(self, record: OperationRecord, decided: Decided) -> None:
+        """What is declared has its turn, unless a removal is over by this."""
+        controller = self.controllers().get(controller_of(record.key))
+        if controller is None:
+            return
+        now = trio.current_time()
+        complete = decided.what is Resolution.COMPLETE
+        if complete and is_removal(record) and not record.undoes:
+            gone(controller, record.key, now)
+        else:
+            controller.lane.add(record.key, now, "resolved", Priority.ASKED)
+
+    async def _note_done(self, record: OperationRecord) -> None:
+        """What it was to do is there, a person says: as if it had ended well."""
+        store, pinned = self.host.store, record.pinned
+        if not is_removal(record):
+            await store.remember(
+                record.key,
+                pinned["kind"],
+                pinned["spec"],
+                pinned["fingerprint"],
+                base=pinned["base"],
+                complete=True,
+            )
+            return
+        await store.forget(record.key)
+        for place in ("output", "memory"):
+            directory = self.host.state / place / directory_of(record.key)
+            await in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
+
+    def _drop(self, operation: str, reason: str, decided: Decided | None = None) -> None:
+        told = {} if decided is None else {"decision": decided.what.value, "who": decided.who}
+        self.host.log.warning("resolution.dropped", operation=operation, reason=reason, **told)

@@ -1,0 +1,108 @@
+"""Where the daemon stands, in one line for a person, and how long what it waits for may take.
+
+Read from what is there at the moment: nothing is kept, and nothing can disagree with the stop.
+The line is coarse on purpose, so that it changes seldom: times are whole seconds, and from 20 s
+on tens of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from reconciled.core.durations import format_duration
+from reconciled.core.stages import Stage
+from reconciled.observe.stopreport import TEXT_NAME
+from reconciled.runtime.context import Host
+from reconciled.runtime.controllers.controller import Controller
+from reconciled.stop import Section, Stop, Work
+
+# Sources get so long to say something before the daemon calls itself ready without them.
+SURVEY = 10.0
+
+
+@attrs.frozen
+class Standing:
+    """text: the line. left: seconds that it may take at most; 0 where nothing is waited for."""
+
+    text: str
+    left: float = 0.0
+
+
+def of_start(controllers: Mapping[str, Controller], since: float, now: float) -> Standing:
+    """Before the daemon is ready; *since* is when its loop began to turn."""
+    silent = sum(
+        watcher.declares
+        for controller in controllers.values()
+        if not controller.surveyed.is_set()
+        for watcher in controller.watchers
+    )
+    text = f"starting: reading {_count(silent, 'source')}" if silent else "starting"
+    return Standing(text, max(0.0, since + SURVEY - now))
+
+
+def of_running(host: Host, controllers: Mapping[str, Controller], note: str) -> Standing:
+    """Between the start and a stop; *note* is what a person should know besides."""
+    keys = sum(len(controller.manifests) for controller in controllers.values())
+    held = sum(record.hold is not None for record in host.operations.log.open())
+    state = f"paused: {host.paused}" if host.paused else "ready"
+    text = f"{state}: {_count(keys, 'key')}, {host.queue.running} running, {held} held"
+    return Standing(f"{text}; {note}" if note else text)
+
+
+def of_stop(stop: Stop, now: float) -> Standing:
+    """From the instant of a stop on."""
+    works = list(stop.all_works())
+    ordinary = sorted((work for work in works if not work.sections), key=lambda work: work.name)
+    sections = list(stop.all_sections())
+    ends = _ordinary_end(stop, ordinary)
+    waits = []
+    if ordinary:
+        waits.append(f"waits for {_names(work.name for work in ordinary)}, {_left(ends - now)}")
+    if sections:
+        last = max(sections, key=lambda section: section.deadline)
+        names = _names(map(_name, sorted(sections, key=lambda each: -each.deadline)))
+        waits.append(f"critical: {names}, {_left(last.deadline - now)}")
+        ends = max(ends, last.deadline + stop.limits.cleanup)
+    stage = "draining" if stop.stage is Stage.DRAINING else "stopping"
+    return Standing(f"{stage}: {'; '.join(waits) or 'nothing runs any more'}", max(0.0, ends - now))
+
+
+def of_end(host: Host) -> Standing:
+    """When all work has ended: the last word, which a unit that has failed goes on to show."""
+    cut = host.stop.cut_count
+    if not cut:
+        return Standing("stopped")
+    return Standing(
+        f"stopped: {_count(cut, 'critical operation')} cut, see {host.state / TEXT_NAME}"
+    )
+
+
+def _ordinary_end(stop: Stop, works: list[Work]) -> float:
+    """When the last of *works*, none of which is critical now, has to be gone."""
+    if not works:
+        return -math.inf
+    cancelled = min(stop.began_at + min(stop.limits.drain, stop.limits.critical), stop.stopping_at)
+    # One that has left its critical part has its whole cleanup from there on.
+    return max(cancelled, *(work.closed_at for work in works)) + stop.limits.cleanup
+
+
+def _name(section: Section) -> str:
+    return f"{section.name} of {section.work.key or section.work.name}"
+
+
+def _names(names: Iterable[str]) -> str:
+    first, *more = names
+    return f"{first} and {len(more)} more" if more else first
+
+
+def _left(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    step = 1 if seconds <= 20 else 10  # noqa: PLR2004 - see above
+    return f"{format_duration(math.ceil(seconds / step) * step)} left"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,112 @@
+"""The daemon's own unit, compared with its stop budget: told in the log, one line a finding.
+
+1. Asked for in a thread once the daemon is ready, so that no start waits for it; with ``--strict``
+   before anything begins, for then the answer decides whether it may.
+2. Asked again when a reload has changed what a stop may take. What was told is not told again.
+3. Without a manager, or with one that does not answer, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import attrs
+import trio
+
+from reconciled.core.stages import StopLimits
+from reconciled.observe.bound_log import BoundLog
+from reconciled.service.findings import Finding, Grade
+from reconciled.threads import NoThread, in_thread
+
+
+@attrs.frozen
+class Compared:
+    """What came out of it; unknown says why the unit's limits are not known, if they are not."""
+
+    unit: str = ""
+    findings: tuple[Finding, ...] = ()
+    unknown: str = ""
+
+
+@attrs.define(eq=False)
+class UnitFit:
+    """What the daemon says of its unit. environ tells where the buses are."""
+
+    log: BoundLog
+    environ: Mapping[str, str]
+    watchdog: float | None  # as the manager has told it to this process, in seconds
+    _told: set[Finding] = attrs.field(factory=set, init=False)
+    _compared: StopLimits | None = attrs.field(default=None, init=False)
+    _due: trio.Event = attrs.field(factory=trio.Event, init=False)
+    # Its own, since the others' threads are for work; one, for one question at a time.
+    _limiter: trio.CapacityLimiter = attrs.field(
+        factory=lambda: trio.CapacityLimiter(1), init=False
+    )
+
+    def fits(self, limits: StopLimits) -> bool:
+        """Whether *limits* fit the unit, where that is known; says what does not.
+
+        Blocks for 2 s at most: for a start that is to be refused.
+        """
+        compared = look(self.environ, self.watchdog, limits)
+        if compared.unknown:
+            # Somebody asked for it: that nothing is refused must not pass for "it fits".
+            self.log.warning("unit.unread", reason=compared.unknown)
+        self._compared = limits
+        self._tell(compared)
+        return all(finding.grade is not Grade.FAULT for finding in compared.findings)
+
+    def ask(self) -> None:
+        """Have the limits of a stop compared soon, if they are others than last time."""
+        self._due.set()
+
+    async def serve(self, limits_now: Callable[[], StopLimits]) -> None:
+        """Compare whenever it is asked for; until cancelled, which waits for no answer."""
+        while True:
+            await self._due.wait()
+            self._due = trio.Event()
+            limits = limits_now()
+            if limits == self._compared:
+                continue
+            self._compared = limits
+            looks = partial(look, self.environ, self.watchdog, limits)
+            try:
+                compared = await in_thread(looks, limiter=self._limiter, abandon_on_cancel=True)
+            except NoThread as error:
+                compared = Compared(unknown=str(error))
+            if compared.unknown:
+                self.log.debug("unit.unread", reason=compared.unknown)
+            self._tell(compared)
+
+    def _tell(self, compared: Compared) -> None:
+        if not compared.unknown and all(each.grade is Grade.NOTE for each in compared.findings):
+            self.log.info("unit.fits", unit=compared.unit)
+        for finding in compared.findings:
+            if finding in self._told:
+                continue
+            self._told.add(finding)
+            fields = {"directive": finding.directive, "reason": finding.what}
+            if remedy := finding.remedy:
+                told = {"write": remedy.path, "content": remedy.text, "then": remedy.then}
+                fields |= {name: text for name, text in told.items() if text}
+            if finding.grade is Grade.FAULT:
+                self.log.error("unit.misfit", **fields)
+            elif finding.grade is Grade.ADVICE:
+                self.log.warning("unit.advice", **fields)
+            else:
+                self.log.info("unit.note", **fields)
+
+
+def look(environ: Mapping[str, str], watchdog: float | None, limits: StopLimits) -> Compared:
+    """Compare *limits* with this process's own unit. Blocks for 2 s at most; never raises."""
+    # Late: a start must not wait for what only this needs.
+    from reconciled.service.comparison import compare
+    from reconciled.service.manager import read_own_unit
+    from reconciled.service.unit_facts import Unread
+
+    facts = read_own_unit(environ, watchdog)
+    if isinstance(facts, Unread):
+        return Compared(unknown=facts.reason)
+    unknown = "" if facts.timeout_stop is not None else f"the limits of {facts.name} are not told"
+    return Compared(facts.name, compare(facts, limits), unknown)

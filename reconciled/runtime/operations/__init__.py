@@ -1,0 +1,1 @@
+"""Operations as a run opens them, and what they keep of their manifest."""

@@ -1,0 +1,198 @@
+"""One run of one key, as its reconciler sees it: the Request, with the host behind it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reconciled.core.queue.entry import Job
+from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
+from reconciled.journal.operation_record import OperationRecord, Owned
+from reconciled.plugins.manifest_request import Declared
+from reconciled.runtime.context import Host
+from reconciled.runtime.operations.operation import InterruptedOperation, OpenOperation
+from reconciled.runtime.operations.pinned import pin
+from reconciled.stop import Work
+from reconciled.threads import in_thread
+
+
+class Run(Declared):
+    """A Request. Not an attrs class: 25 thousand of these are made a second.
+
+    acted        whether an operation was opened: a run without one had nothing to do
+    undoable     whether its steps can be taken back: then each is noted before it takes effect
+    interrupted  what an observe() for a recovery looks at; None for any other run
+    """
+
+    __slots__ = (
+        "_host",
+        "_resumed",
+        "_undoing",
+        "acted",
+        "interrupted",
+        "job",
+        "key",
+        "manifest",
+        "number",
+        "removal",
+        "spec",
+        "undoable",
+        "work",
+    )
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument a field
+        self, host: Host, job: Job, manifest: Manifest, spec: Any, number: int, work: Work
+    ) -> None:
+        self._host = host
+        self.job = job
+        self.key: Key = job.key
+        self.manifest = manifest
+        self.spec = spec
+        self.number = number
+        self.work = work
+        self.acted = False
+        self.removal = False  # whether it is the key's removal that runs
+        self.undoable = False
+        self.interrupted: InterruptedOperation | None = None
+        self._resumed: OperationRecord | None = None
+        self._undoing: OpenOperation | None = None
+
+    def __repr__(self) -> str:
+        return f"<Run {self.number} of {self.key}>"
+
+    @property
+    def applied(self) -> Fingerprint | None:
+        """Of the spec that was last done."""
+        return self._host.store.fingerprint(self.key)
+
+    @property
+    def output(self) -> Path:
+        """``STATE/output/…``."""
+        return self._host.state / "output" / directory_of(self.key)
+
+    @property
+    def memory(self) -> Path:
+        """``STATE/memory/…``."""
+        return self._host.state / "memory" / directory_of(self.key)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why this run happens."""
+        return self.job.causes
+
+    @property
+    def failures(self) -> int:
+        """Failed runs in a row before this one."""
+        return self.job.failures
+
+    @property
+    def stopping(self) -> bool:
+        """True from the instant a stop begins, of whatever size."""
+        return self._host.stopping or self.work.stop.began.is_set()
+
+    @property
+    def critical_limit(self) -> float:
+        """What a stop leaves critical operations."""
+        return self.work.stop.limits.critical
+
+    @property
+    def log(self) -> Any:
+        """A logger with key and run."""
+        return self._host.log.bind(key=self.key, run=self.number)
+
+    def operation(self, name: str) -> AbstractAsyncContextManager[OpenOperation]:
+        """Open the operation *name*; the key is remembered with it, so that it can be removed."""
+        return self._operation(name)
+
+    @asynccontextmanager
+    async def _operation(self, name: str) -> AsyncIterator[OpenOperation]:
+        self.acted = True
+        operations = self._host.operations
+        if self._undoing is not None:
+            # Each step that is taken back is part of the one operation that takes them back.
+            yield self._undoing
+            return
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed.name != name:
+            raise RuntimeError(
+                f"the interrupted operation {resumed.name!r} has to be settled before {name!r}"
+                " begins: recover() may complete or abandon it"
+            )
+        pinned = pin(self.manifest, removal=self.removal)
+        opened = operations.opened(
+            self.work,
+            name,
+            pinned,
+            self._owned(),
+            self.log,
+            resumed,
+            undoable=self.undoable,
+        )
+        async with opened as operation:
+            yield operation
+
+    def resume(self, record: OperationRecord) -> None:
+        """Let the next operation be *record*, which was interrupted."""
+        self._resumed = record
+
+    @asynccontextmanager
+    async def undoing(self) -> AsyncIterator[OpenOperation]:
+        """The resumed operation takes another one back: operation() gives it, again and again."""
+        self.acted = True
+        record, self._resumed = self._resumed, None
+        if record is None:
+            raise RuntimeError("nothing was resumed")
+        opened = self._host.operations.opened(
+            self.work, record.name, record.pinned, None, self.log, record
+        )
+        async with opened as operation:
+            self._undoing = operation
+            try:
+                yield operation
+            finally:
+                self._undoing = None
+
+    def _owned(self) -> Owned | None:
+        """What the key owns from the first effect on: a kill after it must not orphan it.
+
+        With the first effect of its removal the spec is not applied any more.
+        """
+        store = self._host.store
+        applied = None if self.removal else store.fingerprint(self.key)
+        if self.fingerprint in (applied, store.begun(self.key)):
+            return None
+        manifest = self.manifest
+        return Owned(manifest.kind, dict(manifest.spec), manifest.fingerprint, str(self.base))
+
+    @property
+    def remembered(self) -> bool:
+        """Whether this spec is remembered as done: then there is nothing to write."""
+        return self._host.store.fingerprint(self.key) == self.manifest.fingerprint
+
+    async def remember_done(self) -> None:
+        """Remember that the spec is applied, also while cancelled: to lose it repeats work."""
+        async with self.work.cleanup("record of what was applied"):
+            manifest = self.manifest
+            await self._host.store.remember(
+                self.key,
+                manifest.kind,
+                manifest.spec,
+                manifest.fingerprint,
+                base=str(self.base),
+                complete=True,
+            )
+
+    async def erase(self) -> None:
+        """The key's own files go with the key (invariant 14)."""
+        for directory in (self.output, self.memory):
+            await in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
+
+    @asynccontextmanager
+    async def cleanup(self) -> AsyncIterator[None]:
+        """A small shielded budget for ``finally`` blocks."""
+        async with self.work.cleanup("by the reconciler"):
+            yield

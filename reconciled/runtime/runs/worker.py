@@ -1,0 +1,176 @@
+"""The life of one run: from a job of the queue to an outcome, whatever the plugin does.
+
+A run that begins has its name, its scope and its timeout from ``stop.Work``; how it ends is
+settled in one synchronous function, so that no cancellation can come in between.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from reconciled.core.queue.entry import Job
+from reconciled.core.resources import Key, Manifest, Origin
+from reconciled.core.results import Outcome, Result, done
+from reconciled.core.stages import Stage
+from reconciled.observe.bound_log import BoundLog
+from reconciled.runtime.plugin_errors import (
+    INTERRUPTED,
+    SUCCESSES,
+    Failure,
+    cancellation_in,
+    checked,
+    failure_of,
+    result_of_cancelled,
+    stray_cancellation,
+)
+from reconciled.runtime.runs.completion import Ended, settle
+from reconciled.runtime.runs.recovery import Recovery, in_doubt
+from reconciled.runtime.runs.request import Run
+from reconciled.stop import Work
+
+if TYPE_CHECKING:
+    from reconciled.runtime.context import Host
+    from reconciled.runtime.controllers.controller import Controller
+
+
+async def run(controller: Controller, job: Job, name: str) -> None:
+    """Run *job*. The queue gets it back in every case; nothing but a cancellation is raised."""
+    if _may_not_begin(controller, job):
+        return
+    host = controller.host
+    key = job.key
+    number = host.next_run()
+    interrupted = host.operations.log.open_of(key)
+    removal = interrupted is None and key in controller.removing
+    work = Work(name, controller.stop, key, controller.config.timeout)
+    result = INTERRUPTED
+    request: Run | None = None
+    try:
+        with work:
+            if host.debugging:
+                host.log.debug("reconcile.started", key=key, run=number, causes=job.causes)
+            try:
+                if interrupted is not None:
+                    log = host.log.bind(key=key, run=number, operation=interrupted.id)
+                    result = await Recovery(controller, job, number, work, interrupted, log).run()
+                else:
+                    request = await _request(controller, job, number, work, removal=removal)
+                    result = done() if request is None else await _attempt(controller, request)
+            except BaseException as error:  # noqa: ASYNC103, BLE001 - of a plugin
+                cancelled = cancellation_in(error)
+                stray = None if cancelled is None else stray_cancellation(error)
+                failure = failure_of(error) or stray
+                if failure is not None and failure.internal:
+                    _tell_internal(controller, host.log.bind(key=key, run=number), failure)
+                if cancelled is not None and stray is None:
+                    # Not a failure as well: what cancelled it is the reason that counts.
+                    raise cancelled from None  # noqa: ASYNC104 - it is the cancellation itself
+                if failure is not None and not _cancelled_by_stop(work):
+                    result = failure.result
+        if work.scope.cancelled_caught:
+            result = result_of_cancelled(work)
+    finally:
+        acted = request is not None and request.acted
+        try:
+            recovered = interrupted is not None
+            settle(Ended(controller, job, number, result, acted, removal, recovered, work.began_at))
+        except Exception as error:
+            # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
+            host.stop.crash(f"crash: {error!r}")
+            raise
+
+
+def _cancelled_by_stop(work: Work) -> bool:
+    """Whether an error of this run is what a reconciler made of its cancellation (invariant 8).
+
+    One whose critical part was cut off has said so by its error.
+    """
+    return work.stop.stage >= Stage.STOPPING and work.cut is None
+
+
+def _may_not_begin(controller: Controller, job: Job) -> bool:
+    """Whether the job goes back unused."""
+    now = trio.current_time()
+    if controller.host.stopping:
+        # The signal came after the job was handed out: it never began (invariant 2).
+        controller.lane.interrupted(job, now)
+        return True
+    if job.key in controller.host.adoptions:
+        # A program of an earlier life is still at it; its end queues the key again.
+        controller.lane.terminal(job, now)
+        return True
+    return False
+
+
+async def _request(
+    controller: Controller, job: Job, number: int, work: Work, *, removal: bool
+) -> Run | None:
+    """The request; None where nothing is known of the key any more."""
+    key = job.key
+    manifest = controller.manifests.get(key)
+    if removal:
+        manifest = controller.absent.get(key) or await _remembered(controller.host, key)
+    if manifest is None:
+        return None
+    spec = controller.spec_of(key, manifest)
+    request = Run(controller.host, job, manifest, spec, number, work)
+    request.removal = removal
+    request.undoable = controller.reconciler.can_undo(spec)
+    return request
+
+
+async def _attempt(controller: Controller, request: Run) -> Result:
+    if controller.host.store.degraded and (doubt := await in_doubt(controller, request)):
+        return doubt
+    if request.removal:
+        return await _remove(controller, request)
+    result = checked(await controller.reconciler.reconcile(request))
+    if result.outcome in SUCCESSES and not request.remembered:
+        await request.remember_done()
+    return result
+
+
+async def _remove(controller: Controller, request: Run) -> Result:
+    """Undo what was applied, where the reconciler can, and forget the key."""
+    remove = getattr(controller.reconciler, "remove", None)
+    result = done("forgotten") if remove is None else checked(await remove(request))
+    if result.outcome is Outcome.DONE:
+        async with request.work.cleanup("record of the removal"):
+            await controller.host.store.forget(request.key)
+            await request.erase()
+    return result
+
+
+async def _remembered(host: Host, key: Key) -> Manifest | None:
+    """What is known of a key whose manifest went while the daemon was down."""
+    applied = await host.store.recall(key)
+    if applied is None:
+        return None
+    _, *namespace, name = key.split("/")
+    origin = Origin(str(Path(applied.base) / "(removed)"))
+    return Manifest(
+        applied.kind,
+        name,
+        applied.spec,
+        origin,
+        applied.fingerprint,
+        namespace=namespace[0] if namespace else None,
+    )
+
+
+def _tell_internal(controller: Controller, log: BoundLog, failure: Failure) -> None:
+    """An exception that nobody foresaw: say where it was raised, and whose code that is."""
+    frames = traceback.extract_tb(failure.error.__traceback__)
+    at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    log.debug("plugin.traceback", exc_info=failure.error)
+    log.error(
+        "plugin.failed",
+        plugin=controller.plugin.name,
+        version=controller.plugin.version,
+        at=at,
+        reason=failure.result.reason,
+    )

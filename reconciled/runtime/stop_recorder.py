@@ -1,0 +1,141 @@
+"""What happened during the stop, kept while it happens, for the report at its end.
+
+Every run that outlives the signal is named, with its stage, its age and where it stood. The
+last resort reads this from its thread: every method works without the loop.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+import time
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from reconciled.core.stages import Stage
+from reconciled.journal.operation_record import OperationRecord
+from reconciled.observe.stopreport import ChildLeft, Fate, LeftOpen, StopReport, Straggler
+from reconciled.observe.tasktree import frames_of
+from reconciled.programs.children import Left
+from reconciled.stop import Stop, Work
+
+# Where a run stands costs 20 µs each: of so many it is looked up when ordinary work ends.
+LOOKED_AT = 100
+# Runs are kept up to here; the rest is counted by their keys alone.
+NAMED = 2000
+
+
+@attrs.define(eq=False)
+class StopRecord:
+    """Listens to the daemon's stop; report() may be called at any time."""
+
+    stop: Stop
+    # What the signal handler saw first, and when; set by the daemon.
+    signal: int | None = attrs.field(default=None, init=False)
+    not_served: int = attrs.field(default=0, init=False)
+    _began: dt.datetime | None = attrs.field(default=None, init=False)
+    _began_at: float = attrs.field(default=0.0, init=False)  # monotonic
+    _running: set[Work] = attrs.field(factory=set, init=False)
+    _where: dict[Work, tuple[str, ...]] = attrs.field(factory=dict, init=False)
+    _ended: list[Straggler] = attrs.field(factory=list, init=False)
+    _interrupted: set[str] = attrs.field(factory=set, init=False)
+    _critical_finished: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.stop.on_stage = self._reached
+        self.stop.on_left = self._left
+
+    def heard(self, number: int, at: float) -> None:
+        """The handler saw signal *number* at *at* (monotonic); a loop that hangs never says so."""
+        if self._began is None:
+            self.signal = number
+            self._began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=time.monotonic() - at)
+            self._began_at = at
+
+    def interrupted(self, key: str) -> None:
+        """The run of *key* did not get to its end."""
+        self._interrupted.add(key)
+
+    def _reached(self, stage: Stage) -> None:
+        if stage is Stage.DRAINING:
+            # From the instant, which may be a while ago if the loop was busy.
+            waited = max(0.0, trio.current_time() - self.stop.began_at)
+            self._began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=waited)
+            self._began_at = time.monotonic() - waited
+            self._running = set(self.stop.all_works())
+            return
+        works = sorted(self.stop.all_works(), key=lambda work: not work.sections)
+        for work in works[:LOOKED_AT]:
+            self._where[work] = tuple(frames_of(work.task))
+
+    def _left(self, work: Work) -> None:
+        stage = self.stop.stage
+        section = work.last_section
+        if section is not None and work.cut is None:
+            self._critical_finished += 1
+        if work.cut is not None:
+            fate = Fate.CUT
+        elif stage >= Stage.STOPPING and section is None:
+            fate = Fate.CANCELLED
+        else:
+            fate = Fate.FINISHED
+        if len(self._ended) < NAMED:
+            self._ended.append(self._straggler(work, stage, fate))
+        self._running.discard(work)
+        self._where.pop(work, None)
+
+    def _straggler(self, work: Work, stage: Stage, fate: Fate) -> Straggler:
+        section = work.last_section
+        return Straggler(
+            work.name,
+            stage,
+            max(0.0, time.monotonic() - self._began_at),
+            fate,
+            key=work.key,
+            operation=section.name if section else "",
+            budget_s=section.budget if section else None,
+            where=self._where.get(work, ()),
+        )
+
+    def report(  # noqa: PLR0913 - one argument a fact that only the end knows
+        self,
+        exit_code: int,
+        *,
+        reason: str = "",
+        operations: Sequence[OperationRecord] = (),
+        left: Sequence[Left] = (),
+        killed: frozenset[int] = frozenset(),
+        stacks: Sequence[str] = (),
+        drops: int = 0,
+    ) -> StopReport:
+        """The report as of now; runs that are still there are left behind."""
+        stage = self.stop.stage
+        behind = [self._straggler(work, stage, Fate.LEFT_BEHIND) for work in self.stop.all_works()]
+        return StopReport(
+            reason or self.stop.reason or "the loop did not answer",
+            (self._began or dt.datetime.now(dt.UTC)).isoformat(timespec="milliseconds"),
+            max(0.0, time.monotonic() - self._began_at) if self._began else 0.0,
+            exit_code,
+            signal=signal.Signals(self.signal).name if self.signal else "",
+            stages=tuple((s, max(0.0, at - self.stop.began_at)) for s, at in self.stop.history),
+            critical_finished=self._critical_finished,
+            stragglers=(*behind, *self._ended),
+            interrupted=tuple(sorted(self._interrupted)),
+            operations=tuple(
+                LeftOpen(each.id, each.key, each.name, each.hold is not None) for each in operations
+            ),
+            not_served=self.not_served,
+            children=tuple(_child(each, killed) for each in left),
+            stacks=tuple(stacks),
+            log_lines_dropped=drops,
+        )
+
+
+def _child(left: Left, killed: frozenset[int]) -> ChildLeft:
+    process = left.process
+    # Leaders and members alike: it is the group that is killed.
+    fate = Fate.KILLED if process.group in killed else Fate.LEFT_BEHIND
+    key = left.child.owner.removeprefix("reconcile ") if left.child else ""
+    return ChildLeft(process.pid, process.name, fate, key=key)
