@@ -1,8 +1,9 @@
 """Plugins: found by name, loaded anew, and their faults kept to themselves (C15)."""
 
-from __future__ import math
+from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import signal
 import subprocess

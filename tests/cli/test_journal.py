@@ -429,7 +429,7 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
     desk.configure()
     identity = held(desk)
     monkeypatch.setattr(resolve, "WAIT", 0.2)
-    monkeypatch.setattr(decisions, "put", put_and_claim(resolutions.put))
+    monkeypatch.setattr(resolutions, "put", put_and_claim(resolutions.put))
     lock = StateLock.acquire(desk.state)
     try:
         said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")

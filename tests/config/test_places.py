@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.config import locations
 from reconciled.config.load import load
 from reconciled.config.locations import find_socket, find_state
 
@@ -127,8 +128,8 @@ def test_a_person_finds_the_socket_of_the_service(
 
     With any other configuration it is not: that would be another daemon, or none of ours.
     """
-    monkeypatch.setattr(places, "_ETC", tmp_path / "etc")
-    monkeypatch.setattr(places, "_RUN", tmp_path / "run")
+    monkeypatch.setattr(locations, "_ETC", tmp_path / "etc")
+    monkeypatch.setattr(locations, "_RUN", tmp_path / "run")
     (tmp_path / "etc").mkdir()
     main = written(tmp_path / "etc", VALID + "state: state\n", f"{name}/reconciled.yaml")
     assert find_socket(main, {}) == tmp_path / f"run/{name}/control.sock"

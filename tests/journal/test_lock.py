@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.journal import state_lock
 from reconciled.journal.state_lock import Locked, StateLock, StateRefused
 
 HOLDER = """
@@ -113,7 +114,7 @@ def test_file_systems_without_promises_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A network, 9p or FUSE file system is refused by name, and no lock file is made."""
-    monkeypatch.setattr(lock, "file_system", lambda _handle: kind)
+    monkeypatch.setattr(state_lock, "file_system", lambda _handle: kind)
     with pytest.raises(StateRefused, match=f"is on {kind}"):
         StateLock.acquire(tmp_path / "state")
     assert list((tmp_path / "state").iterdir()) == []
@@ -127,7 +128,7 @@ def test_doubtful_file_systems_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, warning: str | None
 ) -> None:
     """A tmpfs gets one warning that a reboot forgets; a local disk gets none."""
-    monkeypatch.setattr(lock, "file_system", lambda _handle: kind)
+    monkeypatch.setattr(state_lock, "file_system", lambda _handle: kind)
     held = StateLock.acquire(tmp_path / "state")
     if warning is None:
         assert held.warnings == ()

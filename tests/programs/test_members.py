@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.programs import cgroup
 from reconciled.programs.cgroup import hidden_in, is_hidden
 from reconciled.programs.processes import Process, look_up
 
@@ -18,7 +19,7 @@ def test_what_cannot_be_seen_is_told_from_what_is_gone(
 ) -> None:
     """A member that the sandbox hides is neither seen nor gone; one that has just ended is gone."""
     group = tmp_path
-    monkeypatch.setattr(members, "own_group", lambda: group)
+    monkeypatch.setattr(cgroup, "own_group", lambda: group)
     hides, ends, other = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
 
     def look(pid: int) -> Process | None:
@@ -27,7 +28,7 @@ def test_what_cannot_be_seen_is_told_from_what_is_gone(
             ends.wait()
         return None if pid == hides.pid else look_up(pid)
 
-    monkeypatch.setattr(members, "look_up", look)
+    monkeypatch.setattr(cgroup, "look_up", look)
     everybody = [each.pid for each in (hides, ends, other)]
     try:
         (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in everybody))

@@ -25,6 +25,7 @@ from reconciled.core.sources import Report, Snapshot
 from reconciled.instant import Signals
 from reconciled.journal.operation_log import DurableOperations
 from reconciled.journal.sqlite.store import Store
+from reconciled.runtime.controllers import factory
 from reconciled.runtime.controllers.loading import Ready, prepare
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.integrations import Outside
@@ -115,7 +116,7 @@ class World:
     def __attrs_post_init__(self) -> None:
         self.monkeypatch.setattr(World, "now", self, raising=False)
         self.monkeypatch.setattr("reconciled.runtime.daemon.daemon.LastResort", NoLastResort)
-        self.monkeypatch.setattr(build, "watchers_of", self.watchers_of)
+        self.monkeypatch.setattr(factory, "watchers_of", self.watchers_of)
         (self.root / "plugins").mkdir(mode=0o755)
         self.state.mkdir(mode=0o700)
         self.plugin("mine", PLUGIN)

@@ -34,7 +34,7 @@ from reconciled.plugins.loading import Plugin
 from reconciled.programs.children import current_children
 from reconciled.runtime.adoption_registry import Adoptions
 from reconciled.runtime.context import Host
-from reconciled.runtime.controllers import loading
+from reconciled.runtime.controllers import factory, loading
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.decisions.removals import Permits
 from reconciled.runtime.operations.operation import Operations
@@ -278,7 +278,7 @@ async def rig(
         await services.start(host.store.run)
         permits = Permits(state, logs.log, lambda _, keys: built.allow(keys))
         permits.prepare()
-        built = loading.build(
+        built = factory.build(
             loading.Ready(config.controllers["c"], plugin_of(script), script), host, stop, permits
         )
         watchers = list(sources) or [Source("source 0")]

@@ -45,7 +45,7 @@ def test_young_ones_stay_up_to_a_limit() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No directory stays for being among the newest."""
-    monkeypatch.setattr(housekeeping, "ALWAYS", 0)
+    monkeypatch.setattr(retention, "ALWAYS", 0)
 
 
 def directory(made: Rig, operation: str, age: float = OLD) -> Path:
@@ -105,7 +105,7 @@ async def test_a_round_is_bounded_and_comes_again(
     few: None, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One round removes AT_ONCE directories; the service goes on until nothing is left."""
-    monkeypatch.setattr(housekeeping, "AT_ONCE", 2)
+    monkeypatch.setattr(retention, "AT_ONCE", 2)
     async with rig(tmp_path, Script()) as made:
         for number in range(5):
             directory(made, f"{number:026}")

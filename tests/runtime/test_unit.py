@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from reconciled.core.stages import StopLimits
+from reconciled.runtime.host import unit_check
 from reconciled.runtime.host.unit_check import Compared, UnitFit
 from reconciled.service.findings import Finding, Grade, Remedy
 
@@ -67,7 +68,7 @@ class Fitting:
 @pytest.fixture
 def fitting(monkeypatch: pytest.MonkeyPatch) -> Fitting:
     made = Fitting()
-    monkeypatch.setattr(unit, "look", made.look)
+    monkeypatch.setattr(unit_check, "look", made.look)
     return made
 
 
@@ -78,9 +79,9 @@ def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
     assert fitting.fit.fits(LIMITS)
     assert not fitting.fit.fits(LONGER)
     assert fitting.log.events == [
-        ("warning", "unit_check.advice"),
-        ("info", "unit_check.note"),
-        ("error", "unit_check.misfit"),
+        ("warning", "unit.advice"),
+        ("info", "unit.note"),
+        ("error", "unit.misfit"),
     ]
     *_, (_, _, fields) = fitting.log.said
     assert fields == {
@@ -96,7 +97,7 @@ def test_strict_says_when_nothing_is_known(fitting: Fitting) -> None:
     """A unit that cannot be read refuses nothing, but does not pass for one that fits."""
     fitting.answers[LIMITS] = Compared(unknown="the bus: no")
     assert fitting.fit.fits(LIMITS)
-    assert fitting.log.said == [("warning", "unit_check.unread", {"reason": "the bus: no"})]
+    assert fitting.log.said == [("warning", "unit.unread", {"reason": "the bus: no"})]
 
 
 async def test_it_is_asked_once_for_the_same_limits(
@@ -118,7 +119,7 @@ async def test_it_is_asked_once_for_the_same_limits(
     await fitting.log.lines(2)
     assert fitting.asked == [LIMITS, LONGER]
     # What was said is not said again.
-    assert fitting.log.events == [("warning", "unit_check.advice"), ("error", "unit_check.misfit")]
+    assert fitting.log.events == [("warning", "unit.advice"), ("error", "unit.misfit")]
 
 
 async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery) -> None:
@@ -127,7 +128,7 @@ async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
     fitting.fit.ask()
     await fitting.log.lines(1)
-    assert fitting.log.events == [("debug", "unit_check.unread")]
+    assert fitting.log.events == [("debug", "unit.unread")]
 
 
 async def test_a_unit_that_fits_is_said_to(fitting: Fitting, nursery: trio.Nursery) -> None:
@@ -136,4 +137,4 @@ async def test_a_unit_that_fits_is_said_to(fitting: Fitting, nursery: trio.Nurse
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
     fitting.fit.ask()
     await fitting.log.lines(2)
-    assert fitting.log.events == [("info", "unit_check.fits"), ("info", "unit_check.note")]
+    assert fitting.log.events == [("info", "unit.fits"), ("info", "unit.note")]
