@@ -19,7 +19,7 @@ import trio
 from table import heading, row
 
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import DurableOperations, History
+from reconciled.journal.operation_log import HistoryLimits, OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.lifecycle import transaction
 from reconciled.journal.sqlite.rows import insert, move_to_past
@@ -33,16 +33,18 @@ MANY, KEPT = 100_000, 10_000
 
 
 @asynccontextmanager
-async def journal(state: Path, history: History | None = None) -> AsyncIterator[DurableOperations]:
+async def journal(
+    state: Path, history: HistoryLimits | None = None
+) -> AsyncIterator[OperationJournal]:
     """A running journal in *state*."""
     store = Store.open(state)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        yield DurableOperations.over(store, history=history)
+        yield OperationJournal.load(store, history=history)
         nursery.cancel_scope.cancel(reason="measured")
 
 
-async def many(operations: DurableOperations, last: Callable[[int], bool]) -> float:
+async def many(operations: OperationJournal, last: Callable[[int], bool]) -> float:
     """Durable records a second of TASKS tasks that begin and end, until last(operations)."""
     count, began = 0, time.perf_counter()
 
@@ -63,7 +65,7 @@ async def apart(state: Path) -> float:
     """Durable records a second where each is a commit of its own, through one thread."""
     limiter = trio.CapacityLimiter(1)
     store = Store.open(state)
-    operations = DurableOperations.over(store)
+    operations = OperationJournal.load(store)
     connection = store.writer.connection
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < SECONDS:
@@ -101,12 +103,12 @@ class Bare:
         self.connection.execute("INSERT INTO t VALUES (1)").close()
 
 
-async def alone(operations: DurableOperations) -> None:
+async def alone(operations: OperationJournal) -> None:
     """One operation with three steps, while nothing else happens."""
     record = await operations.begin(Key("bench/alone"), "apply", PINNED)
     for step in ("prepare", "exchange", "tell"):
-        await operations.started(record.id, step, "idempotent")
-        await operations.done(record.id, step, "idempotent", {"step": step})
+        await operations.record_step_started(record.id, step, "idempotent")
+        await operations.record_step_done(record.id, step, "idempotent", {"step": step})
     await operations.end(record.id, Ending.DONE)
 
 
@@ -134,7 +136,7 @@ def opening(state: Path) -> float:
     """Milliseconds until a store is open and its operations are read."""
     began = time.perf_counter()
     store = Store.open(state)
-    DurableOperations.over(store)
+    OperationJournal.load(store)
     took = (time.perf_counter() - began) * 1000
     store.close()
     return took
@@ -143,7 +145,7 @@ def opening(state: Path) -> float:
 def finished(state: Path, count: int) -> None:
     """Put *count* finished operations into the history."""
     store = Store.open(state)
-    operations = DurableOperations.over(store)
+    operations = OperationJournal.load(store)
     with transaction(store.writer.connection):
         for number in range(count):
             record = operations._record(Key(f"bench/{number}"), "apply", PINNED, "")  # noqa: SLF001
@@ -174,7 +176,7 @@ async def measure(place: Path) -> None:
     full = min(opening(place / "full") for _ in range(3))
     row("opening, 100 k finished in the history", full, empty, "ms", "start ≤ 1 s in all")
     (place / "sized").mkdir()
-    async with journal(place / "sized", History(operations=KEPT)) as operations:
+    async with journal(place / "sized", HistoryLimits(operations=KEPT)) as operations:
         await many(operations, lambda count: count >= MANY)
     size = sum(file.stat().st_size for file in (place / "sized" / "store").iterdir()) / 2**20
     row("store after 1 M operations (a tenth, x 10)", 10 * size, None, "MiB", "bounded")

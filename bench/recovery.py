@@ -20,7 +20,7 @@ from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.operations.pinned import pin
 
@@ -90,15 +90,15 @@ def lay_out(root: Path, runs: int) -> Path:
 async def leave_open(state: Path, count: int) -> None:
     """Open operations that have done their first step, as a killed daemon leaves them."""
     store = Store.open(state)
-    operations = DurableOperations.over(store)
+    operations = OperationJournal.load(store)
 
     async def one(number: int) -> None:
         fingerprint = fingerprint_of({"kind": "Steps", "spec": {}})
         manifest = Manifest("Steps", f"k{number}", {}, Origin("/none/x.yaml"), fingerprint)
         key = Key(f"bench/k{number}")
         record = await operations.begin(key, "steps", pin(manifest, removal=False))
-        await operations.done(record.id, "one", "idempotent")
-        await operations.keep(record.id)
+        await operations.record_step_done(record.id, "one", "idempotent")
+        await operations.flush(record.id)
 
     async with trio.open_nursery() as services:
         await services.start(store.run)

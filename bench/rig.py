@@ -23,21 +23,21 @@ from reconciled.core.loops import LoopDetector
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of, key_of
 from reconciled.core.sources import Snapshot
-from reconciled.instant import Signals
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.instant import SignalHandlers
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import configure
 from reconciled.plugins.loading import Plugin
 from reconciled.programs.children import current_children
-from reconciled.runtime.adoption_registry import Adoptions
-from reconciled.runtime.context import Host
+from reconciled.runtime.adoption_registry import AdoptionRegistry
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.controllers.factory import build
-from reconciled.runtime.controllers.loading import Ready
-from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.controllers.loading import LoadedController
+from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.runtime.stop_recorder import StopRecord
+from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.stop import Stop
 
 KIND = "Nothing"
@@ -60,7 +60,7 @@ class Nothing:
 class Rig:
     """What runs."""
 
-    host: Host
+    host: RuntimeContext
     controller: Controller
     dispatcher: Dispatcher
 
@@ -68,7 +68,7 @@ class Rig:
         """Desire exactly the resources *names*."""
         manifests = (Manifest(KIND, name, {}, Origin("x"), FINGERPRINT) for name in names)
         (watcher,) = self.controller.watchers
-        self.controller.take(watcher, Snapshot(tuple(manifests), complete=True))
+        self.controller.handle_report(watcher, Snapshot(tuple(manifests), complete=True))
 
     async def remember(self, names: list[str]) -> None:
         """Have *names* applied before, so that their runs write nothing."""
@@ -77,7 +77,7 @@ class Rig:
                 nursery.start_soon(self._remember, key_of("bench", name))
 
     async def _remember(self, key: Key) -> None:
-        await self.host.store.remember(key, KIND, {}, FINGERPRINT, base="", complete=True)
+        await self.host.store.record_applied(key, KIND, {}, FINGERPRINT, base="", complete=True)
 
 
 @asynccontextmanager
@@ -96,26 +96,26 @@ async def rigged(
     root = Stop("daemon", config.stop)
     async with trio.open_nursery() as services:
         root.install()
-        host = Host(
+        host = RuntimeContext(
             state,
             logs,
-            Signals(),
+            SignalHandlers(),
             root,
             WorkQueue(concurrency, random.Random(1)),
             store,
-            Operations(DurableOperations.over(store), state / "operations"),
-            Adoptions(),
+            Operations(OperationJournal.load(store), state / "operations"),
+            AdoptionRegistry(),
             current_children(),
             LoopDetector(),
-            StopRecord(root),
+            StopRecorder(root),
             services,
         )
         await services.start(store.run)
         services.start_soon(logs.serve)  # noqa: ASYNC113 - nobody waits for its first step
-        permits = Permits(state, logs.log, lambda *_: None)
+        permits = RemovalApprovals(state, logs.log, lambda *_: None)
         permits.prepare()
         plugin = Plugin("n", "1", "bench", type(reconciler), KIND, Nothing, None)
-        ready = Ready(config.controllers["bench"], plugin, reconciler)
+        ready = LoadedController(config.controllers["bench"], plugin, reconciler)
         controller = build(ready, host, root, permits)
         await services.start(_work, root, controller)
         yield Rig(host, controller, Dispatcher(host, lambda: {"bench": controller}))
@@ -129,4 +129,4 @@ async def _work(  # noqa: ASYNC128 - hold() calls it
 ) -> None:
     """What a stop cancels."""
     with root.scope:
-        await controller.hold(task_status=task_status)
+        await controller.supervise_runs(task_status=task_status)

@@ -15,7 +15,7 @@ import trio
 from table import heading, row
 
 from reconciled.programs import attempts, run_program
-from reconciled.programs.steps import handle_of
+from reconciled.programs.steps import format_handle
 
 STEPS = 40
 PROGRAMS = 200
@@ -58,7 +58,7 @@ def steps(root: Path) -> None:
     """A call of the command, beside an interpreter that does nothing."""
     operation = made(root, "steps")
     attempts.fence(operation.directory, 1)
-    handle = handle_of(operation.directory, 1)
+    handle = format_handle(operation.directory, 1)
     environment = {**os.environ, "RECONCILED_HANDLE": handle}
     script = str(Path(sys.executable).with_name("reconciled"))
     ours = median([script, "step"], environment)
@@ -91,7 +91,7 @@ def sync(root: Path) -> float:
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(STEPS):
         began = time.perf_counter()
-        attempts.replace(handle, "file", b"x" * 200)
+        attempts.replace_at(handle, "file", b"x" * 200)
         os.fsync(handle)
         taken.append((time.perf_counter() - began) * 1000)
     os.close(handle)

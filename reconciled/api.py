@@ -80,7 +80,7 @@ __all__ = [
     "ProgramEnd",
     "ProgramFailed",
     "Reconciler",
-    "Recovering",
+    "RecoveringOperation",
     "Removed",
     "Replaced",
     "Request",
@@ -177,7 +177,7 @@ class Operation(Protocol):
         """
 
 
-class Recovering(Operation, Protocol):
+class RecoveringOperation(Operation, Protocol):
     """The interrupted operation, for an observe() that is asked for its recovery."""
 
     @property
@@ -248,7 +248,7 @@ class Request(Protocol[S_co]):
         """Failed runs in a row before this one."""
 
     @property
-    def interrupted(self) -> Recovering | None:
+    def interrupted(self) -> RecoveringOperation | None:
         """In an observe() for a recovery: what was interrupted. None in every other call."""
 
     @property
@@ -306,7 +306,7 @@ class Reconciler(abc.ABC, Generic[S]):
         """
         return None
 
-    def not_built(self, spec: S) -> list[str]:  # noqa: ARG002 - for those that override it
+    def unimplemented_fields(self, spec: S) -> list[str]:  # noqa: ARG002 - for those that override it
         """Names in *spec* that are accepted and have no effect in this version."""
         return []
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 
-def sync(place: Path) -> None:
+def sync(path: Path) -> None:
     """Return when *place*, a file or a directory, is as it is now after a power cut too.
 
     Blocks. Raises OSError.
     """
-    handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

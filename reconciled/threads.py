@@ -17,7 +17,7 @@ import trio
 T = TypeVar("T")
 
 # For a thread to be had, in seconds, and from one attempt to the next.
-PATIENCE, PAUSE = 5.0, 0.05
+START_TIMEOUT, RETRY_INTERVAL = 5.0, 0.05
 
 
 class NoThread(OSError):
@@ -41,7 +41,7 @@ async def in_thread(
         started = True
         return function()
 
-    give_up = trio.current_time() + PATIENCE
+    give_up = trio.current_time() + START_TIMEOUT
     while True:
         try:
             return await trio.to_thread.run_sync(
@@ -55,4 +55,4 @@ async def in_thread(
                 raise NoThread(
                     "no thread can be started: raise TasksMax= of the unit, or ulimit -u"
                 ) from error
-        await trio.sleep(PAUSE)
+        await trio.sleep(RETRY_INTERVAL)

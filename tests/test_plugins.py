@@ -21,10 +21,10 @@ from reconciled.config.model import ControllerConfig
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Origin
 from reconciled.plugins import loading
-from reconciled.plugins.discovery import NotFound, find
-from reconciled.plugins.loading import Broken, Plugin
+from reconciled.plugins.discovery import NotFound, find_reconciler
+from reconciled.plugins.loading import Plugin, PluginBroken
 from reconciled.runtime.controllers.factory import validator
-from reconciled.runtime.controllers.loading import Ready
+from reconciled.runtime.controllers.loading import LoadedController
 
 MOTD = """from __future__ import annotations
 import attrs
@@ -55,27 +55,27 @@ def plugin(folder: Path, text: str, name: str = "MotdReconciler") -> Plugin:
     path = folder / "motd.py"
     path.write_text(text)
     path.chmod(0o644)
-    return loading.load(find(f"motd:{name}", [folder]))
+    return loading.load(find_reconciler(f"motd:{name}", [folder]))
 
 
-def broken(folder: Path, text: str) -> Broken:
-    with pytest.raises(Broken) as caught:
+def broken(folder: Path, text: str) -> PluginBroken:
+    with pytest.raises(PluginBroken) as caught:
         plugin(folder, text)
     return caught.value
 
 
 def test_built_in() -> None:
     """The reconcilers that come along are found by name and say what they take."""
-    loaded = loading.load(find("exec"))
+    loaded = loading.load(find_reconciler("exec"))
     assert (loaded.name, loaded.kind, loaded.spec_class.__name__) == ("exec", "Exec", "Exec")
-    assert loading.load(find("file")).kind == "File"
+    assert loading.load(find_reconciler("file")).kind == "File"
 
 
 def test_built_in_without_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking for a built-in one scans no installed packages, which would delay every start."""
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
-    find("exec")
-    find("file")
+    find_reconciler("exec")
+    find_reconciler("file")
 
 
 def test_a_file(folder: Path) -> None:
@@ -98,10 +98,10 @@ def test_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     (tmp_path / "motd_package.py").write_text(MOTD)
     monkeypatch.syspath_prepend(tmp_path)
-    loaded = loading.load(find("motd"))
+    loaded = loading.load(find_reconciler("motd"))
     assert (loaded.version, loaded.kind) == ("2.5", "Motd")
     with pytest.raises(NotFound, match="did you mean motd"):
-        find("modt")
+        find_reconciler("modt")
 
 
 def test_c13_a_reload_reads_the_file_of_now(folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_c13_a_name_that_leads_nowhere(folder: Path, name: str, words: str) -> N
     """An unknown name is NotFound, with the one that was probably meant; nothing is imported."""
     (folder / "motd.py").write_text("raise SystemExit(3)")
     with pytest.raises(NotFound) as caught:
-        find(name, [folder])
+        find_reconciler(name, [folder])
     assert words in str(caught.value)
 
 
@@ -144,7 +144,7 @@ def test_a_class_that_is_not_there(folder: Path) -> None:
 def test_without_directories() -> None:
     """A file's name without any plugin directory says which setting is missing."""
     with pytest.raises(NotFound, match=r"plugins\.directories names no directory"):
-        find("motd:X")
+        find_reconciler("motd:X")
 
 
 def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
     (folder / "motd.py").touch()
     (tmp_path / "motd.py").touch()
     with pytest.raises(NotFound, match="two plugin directories"):
-        find("motd:X", [folder, tmp_path])
+        find_reconciler("motd:X", [folder, tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,10 @@ def test_refuses_what_others_can_write(folder: Path) -> None:
     for changed, mode in ((path, 0o666), (folder, 0o777)):
         path.chmod(0o644)
         changed.chmod(mode)
-        with pytest.raises(Broken, match=f"can be written by everybody: chmod go-w {changed}$"):
-            loading.load(find("motd:X", [folder]))
+        with pytest.raises(
+            PluginBroken, match=f"can be written by everybody: chmod go-w {changed}$"
+        ):
+            loading.load(find_reconciler("motd:X", [folder]))
 
 
 def test_specs_are_validated_at_their_place(folder: Path) -> None:
@@ -271,7 +273,7 @@ kind: Other
 metadata: {name: b}
 spec: {anything: 1}
 """
-    ready = Ready(None, loaded, loaded.cls(None))  # type: ignore[arg-type]  # of no use here
+    ready = LoadedController(None, loaded, loaded.cls(None))  # type: ignore[arg-type]  # of no use here
     manifests, problems = Parser(validator(ready, lambda: math.inf)).parse(text, "f")
     assert [manifest.name for manifest in manifests] == ["b"]
     assert [str(problem) for problem in problems] == [

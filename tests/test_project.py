@@ -332,7 +332,7 @@ def test_every_key_of_the_configuration_is_documented() -> None:
         "http": model.HttpConfig,
         "control": model.ControlConfig,
         "plugins": model.PluginsConfig,
-        "controllers.*": controllers._Written,
+        "controllers.*": controllers._RawController,
     }
     keys = {"state", "include", "controllers.*"}
     for name, cls in sections.items():

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from reconciled import threads
 from reconciled.core.resources import Key
 from reconciled.core.sources import Report, Unavailable
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending, NotJournaled
 from reconciled.journal.sqlite.store import Store
 from reconciled.threads import NoThread, in_thread
@@ -52,7 +52,7 @@ async def test_a_thread_is_waited_for(limit: Limit, autojump_clock: MockClock) -
     limit.reached = True
 
     async def pass_by() -> None:
-        await trio.sleep(threads.PATIENCE / 2)
+        await trio.sleep(threads.START_TIMEOUT / 2)
         limit.reached = False
 
     async with trio.open_nursery() as nursery:
@@ -69,7 +69,7 @@ async def test_without_a_thread_it_is_told_in_the_end(
     limit.reached = True
     with pytest.raises(NoThread, match="raise TasksMax= of the unit"):
         await in_thread(lambda: None)
-    assert trio.current_time() == pytest.approx(threads.PATIENCE, abs=1)
+    assert trio.current_time() == pytest.approx(threads.START_TIMEOUT, abs=1)
     assert issubclass(NoThread, OSError)
 
 
@@ -102,8 +102,8 @@ async def test_the_journal_outlives_it(
 ) -> None:
     """Without a thread intents are refused and outcomes wait; with one all is as before."""
     store, whole = Store.open(tmp_path), trio.Event()
-    store.writer.on_state = lambda trouble: None if trouble else whole.set()
-    operations = DurableOperations.over(store)
+    store.writer.on_writable_change = lambda trouble: None if trouble else whole.set()
+    operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         record = await operations.begin(Key("a/b"), "apply", {})
@@ -113,11 +113,11 @@ async def test_the_journal_outlives_it(
         async with trio.open_nursery() as ending:
             ending.start_soon(operations.end, record.id, Ending.DONE)
             await trio.sleep(60)
-            assert store.unwritable
+            assert store.unwritable_reason
             limit.reached = False
         await whole.wait()
         await operations.begin(Key("e/f"), "apply", {})
-        assert not store.unwritable
+        assert not store.unwritable_reason
         nursery.cancel_scope.cancel(reason="the test is over")
 
 

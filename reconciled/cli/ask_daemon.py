@@ -7,13 +7,13 @@ import os
 import sys
 
 from reconciled.config.locations import find_config, find_socket
-from reconciled.control.client import NoDaemon, NotDone, ask
-from reconciled.control.protocol import Request
+from reconciled.control.client import NoDaemon, NotDone, send_request
+from reconciled.control.protocol import ControlRequest
 
 NOT_DONE, NO_DAEMON = 1, 69
 
 
-def ask_daemon(arguments: argparse.Namespace, request: Request) -> int:
+def ask_daemon(arguments: argparse.Namespace, request: ControlRequest) -> int:
     """Have the daemon do *request*; the exit code.
 
     Its socket is found although the configuration may be invalid: the daemon itself has to tell
@@ -28,7 +28,7 @@ def ask_daemon(arguments: argparse.Namespace, request: Request) -> int:
         )
         return NO_DAEMON
     try:
-        answer = ask(path, request)
+        answer = send_request(path, request)
     except NoDaemon as error:
         sys.stderr.write(f"{verb}: {error}\n")
         return NO_DAEMON

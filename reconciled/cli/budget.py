@@ -19,13 +19,13 @@ import trio
 from reconciled.cli.terminal import (
     StoreTooNew,
     StoreUnusable,
-    complain,
-    refuse,
-    say,
-    say_json,
-    tell_trouble,
+    print_error,
+    print_json,
+    print_line,
+    report_invalid,
+    report_problems,
 )
-from reconciled.cli.unit_report import Unit, look_at, to_paste
+from reconciled.cli.unit_report import UnitReport, check_unit, shell_commands
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid
@@ -34,17 +34,17 @@ from reconciled.core.stages import LAST_RESORT, StopLimits
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.rows import read_past
 from reconciled.journal.sqlite.snapshot import open_snapshot
-from reconciled.offline.scan import Surveyed, survey
+from reconciled.offline.scan import ControllerScan, scan_sources
 from reconciled.runtime.controllers.loading import prepared_whole
-from reconciled.service.findings import Grade, span
+from reconciled.service.findings import Severity, format_timespan
 
 DOES_NOT_FIT = 1
 SHOWN = 10
-REMEMBERED = 10_000  # so many past operations are looked at, the newest
+HISTORY_LIMIT = 10_000  # so many past operations are looked at, the newest
 
 
 @attrs.frozen(order=True)
-class Declared:
+class KeyDuration:
     """What one key's operations may take, at the longest."""
 
     seconds: float
@@ -56,7 +56,7 @@ class Measured:
     """What critical operations have taken: how many are known, and the longest of each key."""
 
     operations: int = 0
-    longest: tuple[Declared, ...] = ()
+    longest: tuple[KeyDuration, ...] = ()
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -65,38 +65,40 @@ def execute(arguments: argparse.Namespace) -> int:
         config = load(find_config(arguments.config, os.environ), os.environ).config
         prepared = prepared_whole(config)
     except Invalid as invalid:
-        return refuse(invalid)
+        return report_invalid(invalid)
     # Also those that do not fit: to name them is what this is for.
-    surveyed = trio.run(partial(survey, prepared, {}, critical=math.inf))
-    tell_trouble(prepared, surveyed)
+    surveyed = trio.run(partial(scan_sources, prepared, {}, critical=math.inf))
+    report_problems(prepared, surveyed)
     limits, declared = config.stop, declared_budgets(surveyed)
     too_long = [each for each in declared if each.seconds > limits.critical]
     measured = _measured(config.state)
-    unit = look_at(arguments.unit, config)
+    unit = check_unit(arguments.unit, config)
     if arguments.json:
-        say_json(_as_data(limits, declared, measured, unit))
+        print_json(_as_data(limits, declared, measured, unit))
     else:
         _print_stages(limits, unit)
         _print_work(limits, declared, measured)
     for each in too_long:
-        complain(f"{each.key} asks for {format_duration(each.seconds)}: longer than stop.critical")
+        print_error(
+            f"{each.key} asks for {format_duration(each.seconds)}: longer than stop.critical"
+        )
     missing = arguments.unit is not None and unit.facts is None
     if missing:
-        complain(f"--unit {arguments.unit}: {unit.reason}")
-    faults = [each for each in unit.findings if each.grade is Grade.FAULT]
+        print_error(f"--unit {arguments.unit}: {unit.reason}")
+    faults = [each for each in unit.findings if each.severity is Severity.FAULT]
     for fault in faults:
-        complain(f"{unit.name}: {fault.what}")
+        print_error(f"{unit.name}: {fault.message}")
     return DOES_NOT_FIT if too_long or missing or faults else 0
 
 
-def declared_budgets(surveyed: list[Surveyed]) -> list[Declared]:
+def declared_budgets(surveyed: list[ControllerScan]) -> list[KeyDuration]:
     """The budgets that the declared keys ask for, the longest first."""
     declared = []
     for each in surveyed:
         for key, manifest in each.desired.manifests.items():
             seconds = each.ready.reconciler.budget(each.ready.plugin.spec(manifest))
             if seconds is not None:
-                declared.append(Declared(seconds, key))
+                declared.append(KeyDuration(seconds, key))
     return sorted(declared, key=lambda each: (-each.seconds, each.key))
 
 
@@ -108,9 +110,9 @@ def _measured(state: Path) -> Measured:
     """
     try:
         with open_snapshot(state) as connection:
-            past = () if connection is None else read_past(connection, REMEMBERED).records
+            past = () if connection is None else read_past(connection, HISTORY_LIMIT).records
     except (StoreTooNew, StoreUnusable, OSError) as error:
-        complain(f"measured durations cannot be read: {error}")
+        print_error(f"measured durations cannot be read: {error}")
         return Measured()
     known = [
         each for each in past if each.critical and each.attempt == 1 and each.ending is Ending.DONE
@@ -119,12 +121,12 @@ def _measured(state: Path) -> Measured:
     for each in known:
         # Wall times: a clock that was set back measures nothing.
         longest[each.key] = max(longest.get(each.key, 0.0), each.ended - each.begun)
-    rows = (Declared(round(seconds, 3), key) for key, seconds in longest.items())
+    rows = (KeyDuration(round(seconds, 3), key) for key, seconds in longest.items())
     return Measured(len(known), tuple(sorted(rows, key=lambda each: (-each.seconds, each.key))))
 
 
 def _as_data(
-    limits: StopLimits, declared: list[Declared], measured: Measured, unit: Unit
+    limits: StopLimits, declared: list[KeyDuration], measured: Measured, unit: UnitReport
 ) -> dict[str, Any]:
     return {
         "drain_s": limits.drain,
@@ -137,11 +139,11 @@ def _as_data(
             "operations": measured.operations,
             "longest": [{"key": each.key, "duration_s": each.seconds} for each in measured.longest],
         },
-        "unit": unit.data(),
+        "unit": unit.as_data(),
     }
 
 
-def _print_stages(limits: StopLimits, unit: Unit) -> None:
+def _print_stages(limits: StopLimits, unit: UnitReport) -> None:
     rows = [
         ("drain", limits.drain, "ordinary work may finish; counts from the signal"),
         ("critical", limits.critical, "hard limit of critical operations; counts from the signal"),
@@ -150,39 +152,41 @@ def _print_stages(limits: StopLimits, unit: Unit) -> None:
         ("budget", limits.budget, "critical + cleanup + last resort: the longest stop"),
     ]
     for name, seconds, meaning in rows:
-        say(f"{name:<12} {format_duration(seconds):>8}  {meaning}")
+        print_line(f"{name:<12} {format_duration(seconds):>8}  {meaning}")
     limit = unit.facts.timeout_stop if unit.facts else None
     if limit is not None:
         word = "fits" if unit.fits else "does not fit"
-        say(f"{'unit':<12} {span(limit):>8}  TimeoutStopSec= of {unit.name}: the budget {word}")
+        print_line(
+            f"{'unit':<12} {format_timespan(limit):>8}  TimeoutStopSec= of {unit.name}: the budget {word}"
+        )
     else:
-        say(f"{'unit':<12} {'?':>8}  {unit.reason or 'its limit is not told'}")
+        print_line(f"{'unit':<12} {'?':>8}  {unit.reason or 'its limit is not told'}")
     if not unit.fits:
-        say()
-        say(f"# What puts the unit right, for {unit.shell}:")
+        print_line()
+        print_line(f"# What puts the unit right, for {unit.shell}:")
         # The worst comes first. Not indented: a shell would not see the end of the file.
-        for line in to_paste(unit.remedies[:1]):
-            say(line)
+        for line in shell_commands(unit.remedies[:1]):
+            print_line(line)
 
 
-def _print_work(limits: StopLimits, declared: list[Declared], measured: Measured) -> None:
-    say()
+def _print_work(limits: StopLimits, declared: list[KeyDuration], measured: Measured) -> None:
+    print_line()
     if declared:
-        say("Declared by manifests, the longest first:")
+        print_line("Declared by manifests, the longest first:")
         _print_longest(declared)
         needed = min(declared[0].seconds, limits.critical) + limits.cleanup + LAST_RESORT
-        say(f"With these, a stop needs at most {format_duration(needed)}.")
+        print_line(f"With these, a stop needs at most {format_duration(needed)}.")
     else:
-        say("No manifest declares a critical budget.")
+        print_line("No manifest declares a critical budget.")
     if measured.longest:
-        say(f"Measured, of {measured.operations} critical operations each key's longest:")
+        print_line(f"Measured, of {measured.operations} critical operations each key's longest:")
         _print_longest(measured.longest)
     else:
-        say("The journal knows of no critical operation that was done.")
+        print_line("The journal knows of no critical operation that was done.")
 
 
-def _print_longest(rows: list[Declared] | tuple[Declared, ...]) -> None:
+def _print_longest(rows: list[KeyDuration] | tuple[KeyDuration, ...]) -> None:
     for each in rows[:SHOWN]:
-        say(f"  {format_duration(each.seconds):>8}  {each.key}")
+        print_line(f"  {format_duration(each.seconds):>8}  {each.key}")
     if len(rows) > SHOWN:
-        say(f"  … and {len(rows) - SHOWN} more")
+        print_line(f"  … and {len(rows) - SHOWN} more")

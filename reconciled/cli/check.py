@@ -20,37 +20,37 @@ from reconciled.cli.terminal import (
     INVALID,
     StoreTooNew,
     StoreUnusable,
-    applied_below,
-    complain,
-    say,
-    say_json,
+    print_error,
+    print_json,
+    print_line,
+    read_applied,
 )
-from reconciled.cli.unit_report import Unit, look_at, obstacles, to_paste
+from reconciled.cli.unit_report import UnitReport, check_unit, shell_commands, unwritable_paths
 from reconciled.config.load import find_config, load
 from reconciled.config.model import Config
-from reconciled.config.references import not_built
+from reconciled.config.references import not_built_lines
 from reconciled.config.yaml.documents import read_documents
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Key, Origin
 from reconciled.journal.sqlite.store import Applied
-from reconciled.offline.scan import Surveyed, survey
+from reconciled.offline.scan import ControllerScan, scan_sources
 from reconciled.offline.secrets import unresolved, visible
-from reconciled.runtime.controllers.loading import Prepared, prepare
-from reconciled.runtime.controllers.secrets import with_secrets
+from reconciled.runtime.controllers.loading import PreparedConfig, prepare
+from reconciled.runtime.controllers.secrets import stall_without_secrets
 
 
 @attrs.define
-class Grades:
+class CheckReport:
     """What came out of it: a word for each grade, and what is wrong."""
 
     grades: dict[str, str] = attrs.field(factory=dict)
     problems: list[Problem] = attrs.field(factory=list)
     warnings: list[str] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
-    unit: Unit | None = None
+    unit: UnitReport | None = None
 
-    def note(self, grade: str, problems: list[Problem], good: str = "ok") -> None:
+    def add_grade(self, grade: str, problems: list[Problem], good: str = "ok") -> None:
         """Enter *grade*, by its problems."""
         count = len(problems)
         self.grades[grade] = good if not count else f"{count} problem{'s' * (count > 1)}"
@@ -60,10 +60,10 @@ class Grades:
 def execute(arguments: argparse.Namespace) -> int:
     """Grade, and print."""
     path = find_config(arguments.config, os.environ)
-    found = Grades()
+    found = CheckReport()
     config = _configuration(path, found)
     if config is not None:
-        prepared = with_secrets(prepare(config)) if visible() else prepare(config)
+        prepared = stall_without_secrets(prepare(config)) if visible() else prepare(config)
         _plugins(prepared, found)
         surveyed = _contents(prepared, found)
         _unit(arguments.unit, config, surveyed, found)
@@ -75,19 +75,19 @@ def execute(arguments: argparse.Namespace) -> int:
     return INVALID if bad else 0
 
 
-def _configuration(path: Path, found: Grades) -> Config | None:
+def _configuration(path: Path, found: CheckReport) -> Config | None:
     try:
         loaded = load(path, os.environ)
     except Invalid as invalid:
         syntax = [problem for problem in invalid.problems if _is_syntax(problem)]
-        found.note("syntax", syntax)
+        found.add_grade("syntax", syntax)
         schema = [each for each in invalid.problems if each not in syntax]
-        found.note("schema", schema, "ok" if not syntax else "not looked at")
+        found.add_grade("schema", schema, "ok" if not syntax else "not looked at")
         return None
-    found.note("syntax", [])
-    found.note("schema", [])
+    found.add_grade("syntax", [])
+    found.add_grade("schema", [])
     found.warnings += [str(warning) for warning in loaded.warnings]
-    found.warnings += not_built(loaded.config)
+    found.warnings += not_built_lines(loaded.config)
     return loaded.config
 
 
@@ -100,37 +100,37 @@ def _is_syntax(problem: Problem) -> bool:
     return problem in read_documents(data, problem.origin.file)[1]
 
 
-def _plugins(prepared: Prepared, found: Grades) -> None:
+def _plugins(prepared: PreparedConfig, found: CheckReport) -> None:
     broken = [
         Problem(stalled.config.origin, f"controller {stalled.config.name} stalls: {stalled.reason}")
         for stalled in prepared.stalled
     ]
-    found.note("plugins", broken)
-    found.note("references", list(prepared.problems))
+    found.add_grade("plugins", broken)
+    found.add_grade("references", list(prepared.problems))
     for ready in prepared.ready:
         found.warnings += [f"{ready.plugin.origin}: {text}" for text in ready.plugin.warnings]
 
 
-def _contents(prepared: Prepared, found: Grades) -> list[Surveyed]:
+def _contents(prepared: PreparedConfig, found: CheckReport) -> list[ControllerScan]:
     config = prepared.config
     try:
-        applied = applied_below(config.state)
+        applied = read_applied(config.state)
     except (StoreTooNew, StoreUnusable, OSError) as error:
         found.warnings.append(f"what was applied cannot be read: {error}")
         applied = {}
-    surveyed = trio.run(survey, prepared, applied)
+    surveyed = trio.run(scan_sources, prepared, applied)
     count = sum(len(each.desired.manifests) for each in surveyed)
     problems = {problem for each in surveyed for problem in each.problems}
-    problems |= set(_unclaimed(prepared, surveyed))
+    problems |= set(_kinds_without_controller(prepared, surveyed))
     for each in surveyed:
         for source, reason in each.unavailable.items():
             place = each.ready.config.origin
             problems.add(Problem(place, f"{source} cannot be read: {reason}"))
         found.warnings += _not_built_specs(each)
         found.warnings += _cannot_roll_back(each)
-    found.note("manifests", sorted(problems), f"ok, {count} resources")
+    found.add_grade("manifests", sorted(problems), f"ok, {count} resources")
     found.warnings += unresolved(surveyed)
-    found.warnings += leaving(config, applied)
+    found.warnings += unconfigured_controllers(config, applied)
     found.warnings += [_held(each) for each in surveyed if each.held]
     limits = config.stop
     declared = declared_budgets(surveyed)
@@ -139,18 +139,20 @@ def _contents(prepared: Prepared, found: Grades) -> list[Surveyed]:
     return surveyed
 
 
-def _unit(name: str | None, config: Config, surveyed: list[Surveyed], found: Grades) -> None:
+def _unit(
+    name: str | None, config: Config, surveyed: list[ControllerScan], found: CheckReport
+) -> None:
     """The unit *name*, which has to be there; None: ours, if it is."""
-    unit = look_at(name, config)
+    unit = check_unit(name, config)
     found.unit = unit
     if unit.facts is None:
         if name is None:
             found.grades["unit"] = f"not looked at: {unit.reason}"
         else:
             place = Origin(str(config.files[0]))
-            found.note("unit", [Problem(place, f"--unit {name}: {unit.reason}")])
+            found.add_grade("unit", [Problem(place, f"--unit {name}: {unit.reason}")])
         return
-    warnings = [*unit.warnings, *obstacles(unit, config, surveyed)]
+    warnings = [*unit.warnings, *unwritable_paths(unit, config, surveyed)]
     found.warnings += warnings
     found.notes += unit.notes
     count = len(warnings)
@@ -158,7 +160,9 @@ def _unit(name: str | None, config: Config, surveyed: list[Surveyed], found: Gra
     found.grades["unit"] = f"{word}, {unit.name}"
 
 
-def _unclaimed(prepared: Prepared, surveyed: list[Surveyed]) -> list[Problem]:
+def _kinds_without_controller(
+    prepared: PreparedConfig, surveyed: list[ControllerScan]
+) -> list[Problem]:
     """Manifests whose kind no controller takes from the place where they are."""
     if prepared.stalled:
         return []  # one of those may take them: its own problem comes first
@@ -174,16 +178,16 @@ def _unclaimed(prepared: Prepared, surveyed: list[Surveyed]) -> list[Problem]:
     ]
 
 
-def _not_built_specs(each: Surveyed) -> list[str]:
+def _not_built_specs(each: ControllerScan) -> list[str]:
     ready = each.ready
     return [
         f"{manifest.origin}: {', '.join(names)}: accepted, and without effect in this version"
         for manifest in each.desired.manifests.values()
-        if (names := ready.reconciler.not_built(ready.plugin.spec(manifest)))
+        if (names := ready.reconciler.unimplemented_fields(ready.plugin.spec(manifest)))
     ]
 
 
-def _cannot_roll_back(each: Surveyed) -> list[str]:
+def _cannot_roll_back(each: ControllerScan) -> list[str]:
     """Where the policy is to roll back, and nothing could: an interrupted one would be held."""
     ready = each.ready
     if ready.config.interrupted != "roll-back":
@@ -196,7 +200,7 @@ def _cannot_roll_back(each: Surveyed) -> list[str]:
     ]
 
 
-def _held(each: Surveyed) -> str:
+def _held(each: ControllerScan) -> str:
     name = each.ready.config.name
     count, owned = len(each.held), len(each.desired.owned)
     return (
@@ -205,7 +209,9 @@ def _held(each: Surveyed) -> str:
     )
 
 
-def leaving(config: Config, applied: Mapping[str, Mapping[Key, Applied]]) -> list[str]:
+def unconfigured_controllers(
+    config: Config, applied: Mapping[str, Mapping[Key, Applied]]
+) -> list[str]:
     """What a controller that is not configured any more leaves behind."""
     return [
         f"{Origin(str(config.files[0]) if config.files else 'configuration')}: controller {name}"
@@ -215,27 +221,27 @@ def leaving(config: Config, applied: Mapping[str, Mapping[Key, Applied]]) -> lis
     ]
 
 
-def _print(path: Path, found: Grades, *, bad: bool) -> None:
+def _print(path: Path, found: CheckReport, *, bad: bool) -> None:
     for problem in found.problems:
-        complain(str(problem))
+        print_error(str(problem))
     for warning in found.warnings:
-        complain(f"{warning} (warning)")
+        print_error(f"{warning} (warning)")
     for note in found.notes:
-        complain(f"{note} (note)")
+        print_error(f"{note} (note)")
     for grade, word in found.grades.items():
-        say(f"{grade:<12} {word}")
+        print_line(f"{grade:<12} {word}")
     if found.unit is not None and (remedies := found.unit.remedies):
-        say()
+        print_line()
         what = "What puts the unit right" if found.unit.warnings else "Where you want what is noted"
-        say(f"# {what}, for {found.unit.shell}:")
-        for line in to_paste(remedies):
-            say(line)
-        say()
-    say(f"{path} is {'not valid' if bad else 'valid'}.")
+        print_line(f"# {what}, for {found.unit.shell}:")
+        for line in shell_commands(remedies):
+            print_line(line)
+        print_line()
+    print_line(f"{path} is {'not valid' if bad else 'valid'}.")
 
 
-def _print_json(found: Grades, *, bad: bool) -> None:
-    say_json(
+def _print_json(found: CheckReport, *, bad: bool) -> None:
+    print_json(
         {
             "valid": not bad,
             "grades": found.grades,
@@ -250,6 +256,6 @@ def _print_json(found: Grades, *, bad: bool) -> None:
             ],
             "warnings": found.warnings,
             "notes": found.notes,
-            "unit": found.unit.data() if found.unit else None,
+            "unit": found.unit.as_data() if found.unit else None,
         }
     )

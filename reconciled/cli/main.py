@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Programs call it between their effects: without argparse it takes half the time.
         from reconciled.cli import step
 
-        return step.note_step(given[1])
+        return step.record_step(given[1])
     try:
         parsed = _parsed(given)
     except SystemExit as stop:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from reconciled.config.locations import find_config, find_state
 from reconciled.core.durations import parse_duration
-from reconciled.programs.cgroup import group_of_control_process, numbers_in
+from reconciled.programs.cgroup import cgroup_of_control_process, pids_in
 
 TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reconciled.service.notify import Notifier
 
-USAGE, KILLED, LIVES, REFUSED = 2, 3, 75, 78
+USAGE, KILLED, DAEMON_ALIVE, REFUSED = 2, 3, 75, 78
 # Beyond what is waited for: for the next measure, and for the message that asks for more time.
 SLACK = 5.0
 # A manager that is asked for more would wait so much longer for a reaper that hangs.
@@ -45,8 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
         wait, term = parse_duration(arguments.wait), parse_duration(arguments.term)
     except ValueError as error:
         return _refuse(USAGE, str(error))
-    group = group_of_control_process(os.environ)
-    if group is not None and numbers_in(group) == [os.getpid()]:
+    group = cgroup_of_control_process(os.environ)
+    if group is not None and pids_in(group) == [os.getpid()]:
         return 0
     state = _state(arguments)
     if state is None:
@@ -66,11 +66,13 @@ def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
     try:
         lock = StateLock.acquire(state, wait=0)
     except Locked as held:
-        return _refuse(LIVES, str(held))
+        return _refuse(DAEMON_ALIVE, str(held))
     except StateRefused as refused:
         return _refuse(REFUSED, str(refused))
     try:
-        killed = Reaper(wait, term, _say, group, _Manager().hear).reap(state / "operations")
+        killed = Reaper(wait, term, _say, group, _Manager().report_waiting).reap(
+            state / "operations"
+        )
     finally:
         lock.release()
     return KILLED if killed else 0
@@ -88,14 +90,14 @@ class _Manager:
     def __init__(self) -> None:
         self._notifier: Notifier | None = None
 
-    def hear(self, waiting: str, seconds: float) -> None:
+    def report_waiting(self, waiting: str, seconds: float) -> None:
         """Whom this waits for, and for how many *seconds* at most."""
         if self._notifier is None:
             from reconciled.service.notify import Notifier
 
-            self._notifier = Notifier.taken(os.environ)
-        self._notifier.status(waiting)
-        self._notifier.extend(min(seconds + SLACK, EXTENSION))
+            self._notifier = Notifier.from_environ(os.environ)
+        self._notifier.set_status(waiting)
+        self._notifier.extend_timeout(min(seconds + SLACK, EXTENSION))
 
 
 def _act_as_owner(state: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 
 from reconciled.cli.ask_daemon import ask_daemon
-from reconciled.control.protocol import Request
+from reconciled.control.protocol import ControlRequest
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Ask for a reload, and wait for its end."""
-    return ask_daemon(arguments, Request("reload"))
+    return ask_daemon(arguments, ControlRequest("reload"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from reconciled.instant import Signals
+from reconciled.instant import SignalHandlers
 
 
 def execute(arguments: argparse.Namespace) -> NoReturn:
     """Be the daemon until it has stopped; leaves the process with its exit code."""
     # Before the imports below, which take most of the start.
-    signals = Signals()
+    signals = SignalHandlers()
     signals.install()
 
     import gc
@@ -21,13 +21,13 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     # is never looked at again, which keeps full collections short, above all those of a stop.
     gc.disable()
     from reconciled.config.load import find_config
-    from reconciled.runtime.daemon.integrations import Outside
+    from reconciled.runtime.daemon.integrations import Integrations
     from reconciled.runtime.daemon.startup import run_daemon
 
     gc.freeze()
     gc.enable()
     # Out of the environment before anything could be spawned that would inherit it.
-    outside = Outside.taken(os.environ)
+    outside = Integrations.from_environ(os.environ)
     path = find_config(arguments.config, os.environ)
     once, strict = arguments.once, arguments.strict
     code = run_daemon(path, dict(os.environ), signals, outside, once=once, strict=strict)

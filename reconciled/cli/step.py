@@ -12,7 +12,13 @@ from __future__ import annotations
 import os
 import sys
 
-from reconciled.programs.steps import NotCurrent, StepsDamaged, check_name, note, read_handle
+from reconciled.programs import steps
+from reconciled.programs.steps import (
+    StaleAttempt,
+    StepsDamaged,
+    check_name,
+    parse_handle,
+)
 
 TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:
@@ -23,10 +29,10 @@ NOT_DURABLE, USAGE, NOT_CURRENT = 1, 2, 3
 
 def execute(arguments: argparse.Namespace) -> int:
     """As the command line wants it."""
-    return note_step(arguments.name)
+    return record_step(arguments.name)
 
 
-def note_step(name: str) -> int:
+def record_step(name: str) -> int:
     """Note step *name*; one line on standard error where that cannot be done."""
     handle = os.environ.get("RECONCILED_HANDLE")
     if handle is None:
@@ -37,12 +43,12 @@ def note_step(name: str) -> int:
         )
     try:
         check_name(name)
-        directory, attempt = read_handle(handle)
+        directory, attempt = parse_handle(handle)
     except ValueError as error:
         return _refuse(USAGE, str(error))
     try:
-        note(directory, attempt, name)
-    except NotCurrent as error:
+        steps.record_step(directory, attempt, name)
+    except StaleAttempt as error:
         return _refuse(NOT_CURRENT, f"{error}: stop without effects")
     except (StepsDamaged, OSError) as error:
         return _refuse(NOT_DURABLE, f"step {name} is not durable: {error}")

@@ -13,46 +13,46 @@ from reconciled.core.resources import Key
 from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.journal.sqlite.store import Applied, read_all_applied
-from reconciled.offline.scan import Surveyed
-from reconciled.runtime.controllers.loading import Prepared
+from reconciled.offline.scan import ControllerScan
+from reconciled.runtime.controllers.loading import PreparedConfig
 
 INVALID = 78
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """One line, or several, on standard output."""
     print(text)  # noqa: T201 - verbs print
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """The same on standard error."""
     print(text, file=sys.stderr)  # noqa: T201 - verbs print
 
 
-def say_json(data: Any) -> None:
+def print_json(data: Any) -> None:
     """*data* for programs; keys keep their order."""
-    say(json.dumps(data, indent=2, ensure_ascii=False))
+    print_line(json.dumps(data, indent=2, ensure_ascii=False))
 
 
-def refuse(invalid: Invalid) -> int:
+def report_invalid(invalid: Invalid) -> int:
     """Print every problem of an invalid configuration; its exit code."""
     for problem in invalid.problems:
-        complain(str(problem))
+        print_error(str(problem))
     return INVALID
 
 
-def tell_trouble(prepared: Prepared, surveyed: list[Surveyed]) -> bool:
+def report_problems(prepared: PreparedConfig, surveyed: list[ControllerScan]) -> bool:
     """Print what keeps a survey from being whole; whether anything does."""
     lines = [f"controller {one.config.name} stalls: {one.reason}" for one in prepared.stalled]
     for each in surveyed:
         lines += [f"{source} cannot be read: {why}" for source, why in each.unavailable.items()]
         lines += [str(problem) for problem in each.problems]
     for line in lines:
-        complain(line)
+        print_error(line)
     return bool(lines)
 
 
-def applied_below(state: Path) -> dict[str, dict[Key, Applied]]:
+def read_applied(state: Path) -> dict[str, dict[Key, Applied]]:
     """What was applied, by controller; nothing where there is no store yet.
 
     Raises StoreTooNew, StoreUnusable.
@@ -77,10 +77,10 @@ __all__ = [
     "StoreTooNew",
     "StoreUnusable",
     "act_as_owner",
-    "applied_below",
-    "complain",
-    "refuse",
-    "say",
-    "say_json",
-    "tell_trouble",
+    "print_error",
+    "print_json",
+    "print_line",
+    "read_applied",
+    "report_invalid",
+    "report_problems",
 ]

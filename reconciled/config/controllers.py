@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from reconciled.config.model import ControllerConfig, Interrupted, Removals, RetryConfig
+from reconciled.config.model import ControllerConfig, InterruptedPolicy, RemovalsConfig, RetryConfig
 from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.structuring.values import at_least, positive
 from reconciled.config.watches import DirectoryWatch, Watch, read_watch
@@ -22,15 +22,15 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @attrs.frozen
-class _Written:
+class _RawController:
     reconciler: str
     watch: tuple[Any, ...]
     concurrency: int = attrs.field(default=4, validator=at_least(1))
     timeout: Seconds = attrs.field(default=Seconds(120.0), validator=positive)
     retry: RetryConfig = attrs.Factory(RetryConfig)
-    interrupted: Interrupted = "roll-forward"
+    interrupted: InterruptedPolicy = "roll-forward"
     max_recoveries: int = attrs.field(default=3, validator=at_least(0))
-    removals: Removals = attrs.Factory(Removals)
+    removals: RemovalsConfig = attrs.Factory(RemovalsConfig)
     options: dict[str, Any] = attrs.Factory(dict)
 
 
@@ -47,7 +47,7 @@ def read_controller(
     watches, bad = _read_watches(structurer, entries, positions, (*path, "watch"), base)
     problems += bad
     try:
-        written = structurer.structure(_Written, data, positions, path)
+        written = structurer.structure(_RawController, data, positions, path)
     except Invalid as exc:
         raise Invalid([*problems, *exc.problems]) from exc
     if problems:
@@ -55,12 +55,12 @@ def read_controller(
     return ControllerConfig(
         name=name,
         watch=watches,
-        origin=positions.key(path),
+        origin=positions.key_origin(path),
         positions=positions,
         path=path,
         **{
             field.name: getattr(written, field.name)
-            for field in attrs.fields(_Written)
+            for field in attrs.fields(_RawController)
             if field.name != "watch"
         },
     )

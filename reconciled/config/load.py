@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from reconciled.config.controllers import read_controller
-from reconciled.config.locations import INCLUDED, find_config
+from reconciled.config.locations import DEFAULT_INCLUDES, find_config
 from reconciled.config.model import (
     Config,
     ControlConfig,
@@ -31,9 +31,9 @@ from reconciled.config.model import (
     PluginsConfig,
     StopConfig,
 )
-from reconciled.config.structuring.faults import described, guess, unknown
+from reconciled.config.structuring.faults import describe, guess, unknown_message
 from reconciled.config.structuring.structurer import Structurer
-from reconciled.config.trust import distrust, read_trusted
+from reconciled.config.trust import read_trusted, untrusted_reason
 from reconciled.config.watches import absolute
 from reconciled.config.yaml.documents import Document, read_documents
 from reconciled.config.yaml.positions import Path as Steps
@@ -41,7 +41,7 @@ from reconciled.config.yaml.positions import Positions
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
 
-__all__ = ["Loaded", "find_config", "load"]
+__all__ = ["LoadedConfig", "find_config", "load"]
 
 _SECTIONS: dict[str, Any] = {
     "state": Path,
@@ -57,14 +57,14 @@ _KEYS = (*_SECTIONS, "include", "controllers")
 
 
 @attrs.frozen
-class Loaded:
+class LoadedConfig:
     """A valid configuration, and what a person should hear about it all the same."""
 
     config: Config
     warnings: list[Problem]
 
 
-def load(path: Path, environ: Mapping[str, str]) -> Loaded:
+def load(path: Path, environ: Mapping[str, str]) -> LoadedConfig:
     """Read the configuration *path* with what it includes; blocks, so call it in a thread.
 
     Raises Invalid, with every problem found.
@@ -73,7 +73,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Loaded:
         # Only the variable gives such a path: one that a person writes starts where he is.
         message = f"is {str(path.parent)!r}: write an absolute path, or unset it"
         raise Invalid([Problem(Origin("$CONFIGURATION_DIRECTORY"), message)])
-    loading = _Loading(environ)
+    loading = _Loader(environ)
     main = loading.read(path)
     if main is not None:
         for included in loading.included(main):
@@ -81,7 +81,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Loaded:
     config = loading.config(path)
     if loading.problems or config is None:
         raise Invalid(loading.problems)
-    return Loaded(config, sorted(loading.warnings))
+    return LoadedConfig(config, sorted(loading.warnings))
 
 
 @attrs.define(eq=False)
@@ -96,29 +96,29 @@ class _File:
 
 
 @attrs.define(eq=False)
-class _Loading:
+class _Loader:
     environ: Mapping[str, str]
     problems: list[Problem] = attrs.Factory(list)
     warnings: list[Problem] = attrs.Factory(list)
     files: list[_File] = attrs.Factory(list)
-    unread: bool = False  # a file could not be used: what is missing may stand there
+    has_unread_file: bool = False  # a file could not be used: what is missing may stand there
     structurer: Structurer = attrs.Factory(Structurer)
 
     def read(self, path: Path) -> _File | None:
         """Read one file and note its problems; None where nothing of it can be used."""
         document = self._document(path)
         if document is None:
-            self.unread = True
+            self.has_unread_file = True
             return None
         if not isinstance(document.data, dict):
-            message = f"takes a mapping of {', '.join(_KEYS)}, got {described(document.data)}"
+            message = f"takes a mapping of {', '.join(_KEYS)}, got {describe(document.data)}"
             self.problems.append(document.positions.problem((), message))
-            self.unread = True
+            self.has_unread_file = True
             return None
         file = _File(path, document.data, document.positions)
         for key in document.data:
             if key not in _KEYS:
-                message = unknown("key", key, _KEYS)
+                message = unknown_message("key", key, _KEYS)
                 self.problems.append(document.positions.problem_at_key((key,), message))
             elif key == "include" and self.files:
                 message = "include is taken in the main file only: name the files there"
@@ -131,7 +131,9 @@ class _Loading:
         try:
             data = read_trusted(path)
         except OSError as exc:
-            self.problems.append(Problem(Origin(name), f"cannot be read: {_why(exc, 'g+r')}"))
+            self.problems.append(
+                Problem(Origin(name), f"cannot be read: {_describe_os_error(exc, 'g+r')}")
+            )
             return None
         except ValueError as exc:
             self.problems.append(Problem(Origin(name), str(exc)))
@@ -151,7 +153,7 @@ class _Loading:
         try:
             patterns = self.structurer.structure(
                 tuple[Path, ...],
-                main.data.get("include", [*INCLUDED]),
+                main.data.get("include", [*DEFAULT_INCLUDES]),
                 main.positions,
                 ("include",),
             )
@@ -162,7 +164,7 @@ class _Loading:
         for index, pattern in enumerate(map(str, patterns)):
             whole = os.path.join(glob.escape(str(main.base)), pattern)  # noqa: PTH118 - a pattern
             matches = {Path(os.path.normpath(match)) for match in glob.glob(whole)}  # noqa: PTH207 - Path.glob takes no absolute pattern
-            if not matches and (message := _not_matched(main.base, pattern)):
+            if not matches and (message := _unmatched_reason(main.base, pattern)):
                 self.problems.append(main.positions.problem(("include", index), message))
             found |= matches
         return sorted(found - {main.path})
@@ -190,7 +192,7 @@ class _Loading:
             http=sections["http"],
             plugins=sections["plugins"] or PluginsConfig(),
             files=tuple(file.path for file in self.files),
-            written=tuple(entry for file in self.files for entry in _written(file)),
+            origins=tuple(entry for file in self.files for entry in _collect_origins(file)),
         )
 
     def _section(self, name: str, kind: Any) -> Any:
@@ -200,13 +202,13 @@ class _Loading:
             return None
         first = holders[0]
         for other in holders[1:]:
-            self._given_twice((name,), first, other)
+            self._report_duplicate((name,), first, other)
         try:
             value = self.structurer.structure(kind, first.data[name], first.positions, (name,))
         except Invalid as exc:
             self.problems += exc.problems
             return None
-        return _resolved(value, first.base)
+        return _resolve_paths(value, first.base)
 
     def _controllers(self) -> dict[str, ControllerConfig]:
         controllers: dict[str, ControllerConfig] = {}
@@ -214,12 +216,12 @@ class _Loading:
         for file in self.files:
             written = file.data.get("controllers", {})
             if not isinstance(written, dict):
-                message = f"takes a mapping of controllers by name, got {described(written)}"
+                message = f"takes a mapping of controllers by name, got {describe(written)}"
                 self.problems.append(file.positions.problem(("controllers",), message))
                 continue
             for name, data in written.items():
                 if name in owners:
-                    self._given_twice(("controllers", name), owners[name], file)
+                    self._report_duplicate(("controllers", name), owners[name], file)
                     continue
                 owners[name] = file
                 try:
@@ -230,9 +232,9 @@ class _Loading:
                     self.problems += exc.problems
         return controllers
 
-    def _given_twice(self, path: Steps, first: _File, other: _File) -> None:
+    def _report_duplicate(self, path: Steps, first: _File, other: _File) -> None:
         message = (
-            f"{path[-1]} is given in two files, first at {first.positions.key(path)}: "
+            f"{path[-1]} is given in two files, first at {first.positions.key_origin(path)}: "
             "remove one of them"
         )
         self.problems.append(other.positions.problem_at_key(path, message))
@@ -240,10 +242,10 @@ class _Loading:
     def _state(self, path: Path, written: Path | None) -> Path | None:
         if written is not None:
             return written
-        if (directory := self._given("STATE_DIRECTORY")) is not None:
+        if (directory := self._environment_directory("STATE_DIRECTORY")) is not None:
             return directory
         misspelt = any(guess(key, ("state",)) for file in self.files for key in file.data)
-        if not misspelt and not self.unread and "STATE_DIRECTORY" not in self.environ:
+        if not misspelt and not self.has_unread_file and "STATE_DIRECTORY" not in self.environ:
             message = (
                 "state is missing, and $STATE_DIRECTORY is not set: add state: /var/lib/reconciled"
             )
@@ -251,9 +253,9 @@ class _Loading:
         return None
 
     def _default_socket(self, state: Path) -> Path:
-        return (self._given("RUNTIME_DIRECTORY") or state) / "control.sock"
+        return (self._environment_directory("RUNTIME_DIRECTORY") or state) / "control.sock"
 
-    def _given(self, variable: str) -> Path | None:
+    def _environment_directory(self, variable: str) -> Path | None:
         """The first of the directories in *variable*, as the service manager sets it."""
         written = self.environ.get(variable)
         first = (written or "").partition(":")[0]
@@ -269,9 +271,9 @@ class _Loading:
             path: Steps = ("plugins", "directories", index)
             try:
                 os.scandir(directory).close()
-                reason = distrust(directory, directory.stat())
+                reason = untrusted_reason(directory, directory.stat())
             except PermissionError as exc:
-                reason = f"{directory} cannot be listed: {_why(exc, 'g+rx')}"
+                reason = f"{directory} cannot be listed: {_describe_os_error(exc, 'g+rx')}"
             except OSError as exc:
                 message = f"{directory} cannot be used: {exc.strerror}"
                 self.warnings.append(file.positions.problem(path, message))
@@ -280,7 +282,7 @@ class _Loading:
                 self.problems.append(file.positions.problem(path, reason))
 
 
-def _why(error: OSError, mode: str) -> str:
+def _describe_os_error(error: OSError, mode: str) -> str:
     """What went wrong; *mode* is what would let the daemon's user in."""
     if not isinstance(error, PermissionError):
         return str(error.strerror or error)
@@ -290,7 +292,7 @@ def _why(error: OSError, mode: str) -> str:
     )
 
 
-def _not_matched(base: Path, pattern: str) -> str:
+def _unmatched_reason(base: Path, pattern: str) -> str:
     """Why *pattern* must not stay without a match; empty: it may.
 
     A directory that is there and cannot be listed is not an empty one: what controllers it has
@@ -304,7 +306,7 @@ def _not_matched(base: Path, pattern: str) -> str:
     try:
         os.scandir(directory).close()
     except PermissionError as exc:
-        return f"{directory} cannot be listed: {_why(exc, 'g+rx')}"
+        return f"{directory} cannot be listed: {_describe_os_error(exc, 'g+rx')}"
     except OSError:
         pass  # it is not there
     if glob.has_magic(pattern):
@@ -312,7 +314,7 @@ def _not_matched(base: Path, pattern: str) -> str:
     return f"{pattern} does not exist: create it, or remove it here"
 
 
-def _resolved(value: Any, base: Path) -> Any:
+def _resolve_paths(value: Any, base: Path) -> Any:
     """*value* with its paths absolute: relative ones start at the file they stand in."""
     if isinstance(value, Path):
         return absolute(base, value)
@@ -323,7 +325,7 @@ def _resolved(value: Any, base: Path) -> Any:
     return value
 
 
-def _written(file: _File) -> list[tuple[Steps, Origin]]:
+def _collect_origins(file: _File) -> list[tuple[Steps, Origin]]:
     """Every name of *file* down to the third level, which is as deep as ours go."""
     paths: list[Steps] = []
     for first, section in file.data.items():
@@ -331,4 +333,4 @@ def _written(file: _File) -> list[tuple[Steps, Origin]]:
         for second, value in section.items() if isinstance(section, dict) else ():
             paths.append((first, second))
             paths += [(first, second, third) for third in value] if isinstance(value, dict) else []
-    return [(path, file.positions.key(path)) for path in paths]
+    return [(path, file.positions.key_origin(path)) for path in paths]

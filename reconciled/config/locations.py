@@ -20,9 +20,9 @@ _DEFAULT = Path("/etc/reconciled/reconciled.yaml")
 _ETC, _RUN = Path("/etc"), Path("/run")
 _SOCKET = "control.sock"
 # Where nothing is said of it; a directory that is not there is no fault.
-INCLUDED = ("conf.d/*.yaml",)
+DEFAULT_INCLUDES = ("conf.d/*.yaml",)
 # A key, wherever it stands but in a comment, which "#" begins after white space alone.
-_NAMES = rb"^(?:[^#\n]|(?<=\S)#)*\b%s[\"']?\s*:"
+_KEY_PATTERN = rb"^(?:[^#\n]|(?<=\S)#)*\b%s[\"']?\s*:"
 
 
 def find_config(argument: str | None, environ: Mapping[str, str]) -> Path:
@@ -56,14 +56,14 @@ def find_socket(config: Path, environ: Mapping[str, str]) -> Path | None:
     """
     first = None
     # One by one: where the first is there, nobody has to read on.
-    for each in _sockets(config, environ):
-        if _may_be(each):
+    for each in _candidate_sockets(config, environ):
+        if _may_exist(each):
             return each
         first = first or each
     return first  # none is there: this is the one that is missing
 
 
-def _may_be(path: Path) -> bool:
+def _may_exist(path: Path) -> bool:
     """Whether something is at *path*, as far as who asks may know; whoever tries is told."""
     try:
         path.stat()
@@ -74,7 +74,7 @@ def _may_be(path: Path) -> bool:
     return True
 
 
-def _sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+def _candidate_sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     for file in [config, *_included(config)]:
         words = [*_top_level(file, "control")]
         if words[:1] == ["socket"] and len(words) > 1:
@@ -93,7 +93,7 @@ def _sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Path]:
 
 def _included(config: Path) -> list[Path]:
     named = [each for each in _top_level(config, "include") if "\0" not in each]
-    patterns = named or INCLUDED
+    patterns = named or DEFAULT_INCLUDES
     base = glob.escape(str(config.parent))
     whole = (os.path.join(base, pattern) for pattern in patterns)  # noqa: PTH118 - a pattern
     return sorted(Path(found) for pattern in whole for found in glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -105,7 +105,7 @@ def _top_level(file: Path, wanted: str) -> Iterator[str]:
         data = file.read_bytes()
     except OSError:
         return
-    if re.search(_NAMES % wanted.encode(), data, re.MULTILINE):
+    if re.search(_KEY_PATTERN % wanted.encode(), data, re.MULTILINE):
         yield from _words(data, wanted)
 
 

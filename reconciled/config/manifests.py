@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import attrs
 
-from reconciled.config.structuring.faults import described
+from reconciled.config.structuring.faults import describe
 from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.yaml.documents import Document, read_documents
 from reconciled.config.yaml.positions import Path, Positions
@@ -24,7 +24,7 @@ from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import NOTHING, Manifest, Origin, fingerprint_of
 
 # Checks the spec of a manifest of the given kind, which stands at the path of the positions.
-Validate = Callable[[str, Mapping[str, Any], Positions, Path], list[Problem]]
+SpecValidator = Callable[[str, Mapping[str, Any], Positions, Path], list[Problem]]
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
@@ -65,7 +65,7 @@ class _Metadata:
 
 
 @attrs.frozen
-class _Written:
+class _RawManifest:
     kind: str = attrs.field(validator=_is_kind)
     metadata: _Metadata
     spec: dict[str, Any]
@@ -80,7 +80,7 @@ class Parser:
     with is not returned.
     """
 
-    _validate: Validate | None = None
+    _validate: SpecValidator | None = None
     _structurer: Structurer = attrs.Factory(Structurer)
 
     def parse(self, data: bytes, file: str) -> tuple[list[Manifest], list[Problem]]:
@@ -100,15 +100,15 @@ class Parser:
                 manifests.append(self._manifest(document))
             except Invalid as exc:
                 problems += exc.problems
-        unique, repeated = _without_repeated(manifests)
+        unique, repeated = _drop_duplicates(manifests)
         return unique, sorted(problems + repeated)
 
     def _manifest(self, document: Document) -> Manifest:
         positions = document.positions
         if not isinstance(document.data, dict):
-            message = f"takes a mapping of kind, metadata and spec, got {described(document.data)}"
+            message = f"takes a mapping of kind, metadata and spec, got {describe(document.data)}"
             raise Invalid([positions.problem((), message)])
-        written = self._structurer.structure(_Written, document.data, positions)
+        written = self._structurer.structure(_RawManifest, document.data, positions)
         if self._validate is not None:
             problems = self._validate(written.kind, written.spec, positions, ("spec",))
             if problems:
@@ -119,7 +119,7 @@ class Parser:
             kind=sys.intern(written.kind),
             name=metadata.name,
             spec=written.spec,
-            origin=positions.value(),
+            origin=positions.value_origin(),
             fingerprint=fingerprint_of({"kind": written.kind, "spec": written.spec}),
             namespace=sys.intern(metadata.namespace) if metadata.namespace else None,
             labels=metadata.labels or NOTHING,
@@ -127,7 +127,7 @@ class Parser:
         )
 
 
-def _without_repeated(manifests: list[Manifest]) -> tuple[list[Manifest], list[Problem]]:
+def _drop_duplicates(manifests: list[Manifest]) -> tuple[list[Manifest], list[Problem]]:
     first: dict[tuple[str, str | None, str], Manifest] = {}
     repeated = set()
     problems = []

@@ -24,7 +24,7 @@ from reconciled.core.stages import StopLimits
 
 _DAY = 86400.0
 
-Interrupted = Literal["roll-forward", "roll-back", "hold"]
+InterruptedPolicy = Literal["roll-forward", "roll-back", "hold"]
 
 
 @attrs.frozen
@@ -140,7 +140,7 @@ class RetryConfig:
 
 
 @attrs.frozen
-class Removals:
+class RemovalsConfig:
     """``removals``: more than *share* of the keys, and more than *above*, wait for allow."""
 
     share: Share = attrs.field(default=Share(0.5))
@@ -157,9 +157,9 @@ class ControllerConfig:
     concurrency: int
     timeout: Seconds
     retry: RetryConfig
-    interrupted: Interrupted
+    interrupted: InterruptedPolicy
     max_recoveries: int
-    removals: Removals
+    removals: RemovalsConfig
     options: Mapping[str, Any]
     origin: Origin = attrs.field(eq=False)
     # Where the controller stands, for faults of its reconciler and options.
@@ -182,11 +182,11 @@ class Config:
     plugins: PluginsConfig = attrs.Factory(PluginsConfig)
     files: tuple[Path, ...] = attrs.field(default=(), eq=False)
     # Every name that a person wrote, with its place: warnings speak of these alone.
-    written: tuple[tuple[Steps, Origin], ...] = attrs.field(default=(), eq=False, repr=False)
+    origins: tuple[tuple[Steps, Origin], ...] = attrs.field(default=(), eq=False, repr=False)
 
     def origin_of(self, *path: str) -> Origin:
         """Where *path* was written; the main file for what was not."""
-        for written, origin in self.written:
+        for written, origin in self.origins:
             if written == path:
                 return origin
         return Origin(str(self.files[0]) if self.files else "configuration")

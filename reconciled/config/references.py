@@ -18,7 +18,7 @@ NOT_BUILT: Mapping[str, str] = {
 }
 
 
-def references(config: Config, kinds: Mapping[str, str]) -> list[Problem]:
+def check_references(config: Config, kinds: Mapping[str, str]) -> list[Problem]:
     """Directories from which two controllers would take one kind, which neither would own.
 
     *kinds* gives the kind that each controller takes, for those whose plugin could be loaded.
@@ -42,10 +42,10 @@ def references(config: Config, kinds: Mapping[str, str]) -> list[Problem]:
     return sorted(problems)
 
 
-def not_built(config: Config, names: Mapping[str, str] = NOT_BUILT) -> list[str]:
+def not_built_lines(config: Config, names: Mapping[str, str] = NOT_BUILT) -> list[str]:
     """A line for each of *names* that a person wrote: what this version does not do of it."""
     lines = []
-    for path, origin in config.written:
+    for path, origin in config.origins:
         for pattern, effect in names.items():
             if fnmatchcase(dotted(path), pattern):
                 lines.append(f"{origin}: {dotted(path)} {effect}")

@@ -16,7 +16,7 @@ from reconciled.config.yaml.encoding import MAX_BYTES
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def distrust(path: Path, status: os.stat_result) -> str | None:
+def untrusted_reason(path: Path, status: os.stat_result) -> str | None:
     """Why *path*, whose *status* is given, must not be used; None if it may be."""
     if not status.st_mode & _OTHERS:
         return None
@@ -36,7 +36,7 @@ def read_trusted(path: Path) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("is no regular file")
-        reason = distrust(path, status)
+        reason = untrusted_reason(path, status)
         if reason is not None:
             raise ValueError(reason)
         with os.fdopen(descriptor, "rb", closefd=False) as file:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import cronsim
 
-from reconciled.config.structuring.faults import described, unknown
+from reconciled.config.structuring.faults import describe, unknown_message
 from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.structuring.values import Share, positive
 from reconciled.config.yaml.positions import Path as Steps
@@ -86,7 +86,7 @@ def _is_zone(_: Any, attribute: Any, value: str | None) -> None:
         zoneinfo.ZoneInfo(value)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as exc:
         names = zoneinfo.available_timezones()
-        message = unknown("time zone", value, names)
+        message = unknown_message("time zone", value, names)
         if "did you mean" not in message:
             message = f"unknown time zone {value}: write a name like Europe/Berlin"
         raise ValueError(message, attribute) from exc
@@ -105,13 +105,13 @@ def read_watch(
     structurer: Structurer, data: Any, positions: Positions, path: Steps, base: Path
 ) -> Watch:
     """The watch that *data* describes; relative directories start at *base*. Raises Invalid."""
-    origin = positions.value(path)
+    origin = positions.value_origin(path)
     if not isinstance(data, dict):
-        message = f"takes one of {', '.join(_KINDS)}, as in every: 10m, got {described(data)}"
+        message = f"takes one of {', '.join(_KINDS)}, as in every: 10m, got {describe(data)}"
         raise Invalid([positions.problem(path, message)])
     kinds = [key for key in data if key in _KINDS]
     if not kinds:
-        raise Invalid([_without_kind(data, positions, path)])
+        raise Invalid([_missing_kind_problem(data, positions, path)])
     if len(kinds) > 1:
         message = f"{' and '.join(kinds)} in one watch: begin a list entry (-) for each"
         raise Invalid([positions.problem_at_key((*path, kinds[1]), message)])
@@ -134,8 +134,8 @@ def absolute(base: Path, path: Path) -> Path:
     return Path(os.path.normpath(base / path))
 
 
-def _without_kind(data: dict[str, Any], positions: Positions, path: Steps) -> Problem:
+def _missing_kind_problem(data: dict[str, Any], positions: Positions, path: Steps) -> Problem:
     for key in data:
         if key != "zone":
-            return positions.problem_at_key((*path, key), unknown("watch", key, _KINDS))
+            return positions.problem_at_key((*path, key), unknown_message("watch", key, _KINDS))
     return positions.problem(path, f"names no source: add one of {', '.join(_KINDS)}")

@@ -64,17 +64,17 @@ def open_control(path: Path, kept: Sequence[socket.socket] = ()) -> socket.socke
     Raises ListenRefused.
     """
     try:
-        fitting = next((each for each in kept if leads_to(path, each)), None)
+        fitting = next((each for each in kept if is_served_by(path, each)), None)
         for each in kept:
             if each is not fitting:
                 each.close()
-        return fitting or _bound_to(path)
+        return fitting or _bind(path)
     except OSError as error:
         message = f"the control socket {path} cannot be opened: {error.strerror or error}"
         raise ListenRefused(message) from error
 
 
-def _bound_to(path: Path) -> socket.socket:
+def _bind(path: Path) -> socket.socket:
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         os.fchmod(opened.fileno(), 0o600)
@@ -84,7 +84,7 @@ def _bound_to(path: Path) -> socket.socket:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                _make_way(path)
+                _remove_stale_socket(path)
                 opened.bind(address)
         opened.listen(BACKLOG)
     except BaseException:
@@ -93,7 +93,7 @@ def _bound_to(path: Path) -> socket.socket:
     return opened
 
 
-def _make_way(path: Path) -> None:
+def _remove_stale_socket(path: Path) -> None:
     """Remove the file of a socket that nobody serves. Raises ListenRefused for any other."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise ListenRefused(
@@ -101,23 +101,23 @@ def _make_way(path: Path) -> None:
             "choose another path in control.socket"
         )
     try:
-        server = _server_at(path)
+        server = _find_server(path)
     except BlockingIOError as error:
         who = "a process that does not take its connections"
-        raise _served(path, who) from error
-    if server is not None and _lives(server.pid):
-        raise _served(path, f"process {server.pid}")
+        raise _in_use_error(path, who) from error
+    if server is not None and _is_alive(server.pid):
+        raise _in_use_error(path, f"process {server.pid}")
     path.unlink(missing_ok=True)
 
 
-def _served(path: Path, who: str) -> ListenRefused:
+def _in_use_error(path: Path, who: str) -> ListenRefused:
     return ListenRefused(
         f"the control socket {path} cannot be opened: {who} serves it: end that, or choose another "
         "path in control.socket"
     )
 
 
-def _server_at(path: Path) -> Peer | None:
+def _find_server(path: Path) -> Peer | None:
     """Who listens at *path*; None: nobody. Raises BlockingIOError where too many wait there."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(0)
@@ -129,7 +129,7 @@ def _server_at(path: Path) -> Peer | None:
         return peer_of(probe)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     """Whether the process that called listen() may still be there; 0 is one that cannot be seen.
 
     A socket outlives it in a descriptor store, and is served by nobody then.
@@ -143,7 +143,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def leads_to(path: Path, kept: socket.socket) -> bool:
+def is_served_by(path: Path, kept: socket.socket) -> bool:
     """Whether who connects to *path* gets to *kept*.
 
     Its name alone does not tell: the file may be another's by now. listen() makes this process
@@ -153,7 +153,7 @@ def leads_to(path: Path, kept: socket.socket) -> bool:
         return False
     kept.listen(BACKLOG)
     try:
-        server = _server_at(path)
+        server = _find_server(path)
     except BlockingIOError:
         return bool(kept.getsockname() == str(path))
     except OSError:
@@ -169,8 +169,8 @@ class _Address:
     family: int
     host: str
     port: int
-    both: bool = False  # an IPv6 socket that takes IPv4 as well
-    instead: bool = False  # only where none before it could be opened
+    dual_stack: bool = False  # an IPv6 socket that takes IPv4 as well
+    fallback_only: bool = False  # only where none before it could be opened
 
     def fits(self, kept: socket.socket) -> bool:
         """Whether *kept* listens here."""
@@ -179,7 +179,7 @@ class _Address:
         if self.family != socket.AF_INET6:
             return True
         only = kept.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
-        return bool(only) is not self.both
+        return bool(only) is not self.dual_stack
 
 
 def open_http(host: str, port: int, kept: Sequence[socket.socket] = ()) -> list[socket.socket]:
@@ -199,27 +199,27 @@ def open_http(host: str, port: int, kept: Sequence[socket.socket] = ()) -> list[
     missing: OSError | None = None
     with contextlib.ExitStack() as undo:
         for address in wanted:
-            if address.instead and opened:
+            if address.fallback_only and opened:
                 continue
             try:
-                new = fitting.get(address) or _listening(address)
+                new = fitting.get(address) or _listen(address)
             except OSError as error:
                 if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-                    raise ListenRefused(_told(host, port, error)) from error
+                    raise ListenRefused(_listen_error(host, port, error)) from error
                 missing = error
             else:
                 opened.append(undo.enter_context(new))
         if not opened:
             assert missing is not None
-            raise ListenRefused(_told(host, port, missing)) from missing
+            raise ListenRefused(_listen_error(host, port, missing)) from missing
         undo.pop_all()
     return opened
 
 
 def _addresses(host: str, port: int) -> Iterator[_Address]:
     if not host:
-        yield _Address(socket.AF_INET6, "::", port, both=True)
-        yield _Address(socket.AF_INET, "0.0.0.0", port, instead=True)  # noqa: S104 - as the configuration asks
+        yield _Address(socket.AF_INET6, "::", port, dual_stack=True)
+        yield _Address(socket.AF_INET, "0.0.0.0", port, fallback_only=True)  # noqa: S104 - as the configuration asks
         return
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -230,14 +230,14 @@ def _addresses(host: str, port: int) -> Iterator[_Address]:
         yield _Address(family, str(address[0]), port)
 
 
-def _listening(address: _Address) -> socket.socket:
+def _listen(address: _Address) -> socket.socket:
     opened = socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         # An address is free again at once, although connections of an earlier life wait for their
         # end; it still cannot be taken from somebody who listens.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
-            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not address.both)
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not address.dual_stack)
         opened.bind((address.host, address.port))
         opened.listen(BACKLOG)
     except BaseException:
@@ -246,7 +246,7 @@ def _listening(address: _Address) -> socket.socket:
     return opened
 
 
-def _told(host: str, port: int, error: OSError) -> str:
+def _listen_error(host: str, port: int, error: OSError) -> str:
     remedies = {
         errno.EADDRINUSE: "something listens there already: end that, or choose another port",
         errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own",

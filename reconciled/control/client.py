@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from reconciled.control.protocol import (
-    LONGEST_ANSWER,
-    Answer,
+    LONGEST_REPLY,
+    ControlReply,
+    ControlRequest,
     Malformed,
-    Request,
     address_of,
     decode,
-    request_line,
+    encode_request,
 )
 
 # For the daemon to say that it has heard; a kept socket may wait for one that is just starting.
-ACKNOWLEDGED_WITHIN = 5.0
+ACKNOWLEDGE_TIMEOUT = 5.0
 # For the answer itself: below the two minutes that the unit gives a reload, so that what is said
 # is ours.
-ANSWERED_WITHIN = 100.0
+REPLY_TIMEOUT = 100.0
 
 
 class NoDaemon(Exception):
@@ -38,19 +38,21 @@ class NotDone(Exception):
     """The daemon has answered, or may not be asked: the message says why it is not done."""
 
 
-def ask(path: Path, request: Request, answered_within: float = ANSWERED_WITHIN) -> Answer:
+def send_request(
+    path: Path, request: ControlRequest, reply_timeout: float = REPLY_TIMEOUT
+) -> ControlReply:
     """Ask the daemon at *path*. Raises NoDaemon, NotDone."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         conversation = _Conversation(connection, path)
         conversation.begin(request)
-        first = conversation.next(ACKNOWLEDGED_WITHIN, acknowledged=False)
+        first = conversation.next(ACKNOWLEDGE_TIMEOUT, acknowledged=False)
         if "accepted" not in first:
             raise NotDone(str(first.get("refused", "the daemon answers what nobody understands")))
-        last = conversation.next(answered_within, acknowledged=True)
+        last = conversation.next(reply_timeout, acknowledged=True)
     if "refused" in last:
         raise NotDone(str(last["refused"]))
     try:
-        return Answer(int(last["code"]), tuple(str(line) for line in last.get("lines", ())))
+        return ControlReply(int(last["code"]), tuple(str(line) for line in last.get("lines", ())))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NotDone("the daemon answers what nobody understands") from error
 
@@ -59,24 +61,24 @@ class _Conversation:
     def __init__(self, connection: socket.socket, path: Path) -> None:
         self.connection = connection
         self.path = path
-        self.rest = b""
+        self.unread = b""
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: ControlRequest) -> None:
         # The kernel's own limit, in place of settimeout(): with that a full queue of waiting
         # connections is an error at once, and with this it is waited for.
-        seconds, rest = divmod(ACKNOWLEDGED_WITHIN, 1)
+        seconds, rest = divmod(ACKNOWLEDGE_TIMEOUT, 1)
         limit = struct.pack("ll", int(seconds), int(rest * 1e6))
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             with address_of(self.path) as address:
                 self.connection.connect(address)
-            self.connection.sendall(request_line(request))
+            self.connection.sendall(encode_request(request))
         except FileNotFoundError as error:
             raise NoDaemon(f"no daemon answers: there is no {self.path}") from error
         except ConnectionRefusedError as error:
             raise NoDaemon(f"no daemon answers: nobody serves {self.path}") from error
         except BlockingIOError as error:
-            raise self._silent() from error
+            raise self._timeout_error() from error
         except PermissionError as error:
             told = f"{self.path} may not be used: be root, or the user of the daemon"
             raise NotDone(told) from error
@@ -85,34 +87,34 @@ class _Conversation:
                 f"no daemon answers at {self.path}: {error.strerror or error}"
             ) from error
 
-    def next(self, within: float, *, acknowledged: bool) -> dict[str, Any]:
+    def next(self, timeout: float, *, acknowledged: bool) -> dict[str, Any]:
         """The next line. Raises NoDaemon or NotDone where none comes."""
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + timeout
         try:
-            while b"\n" not in self.rest:
+            while b"\n" not in self.unread:
                 # Not 0, which would be "do not wait", and is no timeout.
                 self.connection.settimeout(max(0.001, deadline - time.monotonic()))
                 data = self.connection.recv(1 << 16)
-                if not data or len(self.rest) > LONGEST_ANSWER:
-                    raise self._left(acknowledged=acknowledged)
-                self.rest += data
+                if not data or len(self.unread) > LONGEST_REPLY:
+                    raise self._disconnect_error(acknowledged=acknowledged)
+                self.unread += data
         except TimeoutError as error:
             if not acknowledged:
-                raise self._silent() from error
-            told = f"no word of its end within {within:g} s: the daemon goes on with it"
+                raise self._timeout_error() from error
+            told = f"no word of its end within {timeout:g} s: the daemon goes on with it"
             raise NotDone(told) from error
         except OSError as error:
-            raise self._left(acknowledged=acknowledged) from error
-        line, _, self.rest = self.rest.partition(b"\n")
+            raise self._disconnect_error(acknowledged=acknowledged) from error
+        line, _, self.unread = self.unread.partition(b"\n")
         try:
             return decode(line)
         except Malformed as error:
             raise NotDone("the daemon answers what nobody understands") from error
 
-    def _silent(self) -> NoDaemon:
-        return NoDaemon(f"no daemon answers at {self.path} within {ACKNOWLEDGED_WITHIN:g} s")
+    def _timeout_error(self) -> NoDaemon:
+        return NoDaemon(f"no daemon answers at {self.path} within {ACKNOWLEDGE_TIMEOUT:g} s")
 
-    def _left(self, *, acknowledged: bool) -> Exception:
+    def _disconnect_error(self, *, acknowledged: bool) -> Exception:
         if acknowledged:
             return NotDone("the daemon ended before it was done: its log says what became of it")
         return NoDaemon(f"no daemon answers: who served {self.path} is gone")

@@ -31,7 +31,7 @@ class Connections:
 
     kind: str
     log: BoundLog
-    converse: Callable[[trio.SocketStream], Awaitable[None]]
+    handle: Callable[[trio.SocketStream], Awaitable[None]]
     limit: int
     evict: bool
     # In the order in which they came.
@@ -69,7 +69,7 @@ class Connections:
         try:
             with scope:
                 async with stream:
-                    await self.converse(stream)
+                    await self.handle(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             return  # the other end has left
         except Exception as error:

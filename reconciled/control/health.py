@@ -21,7 +21,7 @@ from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 128
 # For a whole request, also the next one on the same connection.
-WITHIN = 5.0
+REQUEST_TIMEOUT = 5.0
 # Of its first line and its headers.
 LONGEST_HEAD = 16 * 1024
 # What is still taken of a request that was answered already, in seconds and in bytes.
@@ -32,7 +32,7 @@ _NO_METRICS = "/metrics is not built yet in this version: there are /livez and /
 
 
 @attrs.frozen
-class Page:
+class Response:
     """What is answered."""
 
     status: int
@@ -45,31 +45,31 @@ class Health:
     """Answers over HTTP. *unready* gives the reasons why the daemon is not ready; none: it is."""
 
     log: BoundLog
-    unready: Callable[[], list[str]]
+    unready_reasons: Callable[[], list[str]]
     connections: Connections = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.connections = Connections("http", self.log, self._converse, CONNECTIONS, evict=True)
+        self.connections = Connections("http", self.log, self._handle, CONNECTIONS, evict=True)
 
-    def page(self, method: bytes, target: bytes) -> Page:
+    def respond(self, method: bytes, target: bytes) -> Response:
         """The answer to one request."""
         if method not in _METHODS:
-            return Page(405, "GET and HEAD only\n", (("allow", "GET, HEAD"),))
+            return Response(405, "GET and HEAD only\n", (("allow", "GET, HEAD"),))
         path = target.partition(b"?")[0]
         if path == b"/livez":
-            return Page(200, "ok\n")
+            return Response(200, "ok\n")
         if path == b"/readyz":
-            reasons = self.unready()
-            return Page(503, "".join(f"{each}\n" for each in reasons)) if reasons else _READY
+            reasons = self.unready_reasons()
+            return Response(503, "".join(f"{each}\n" for each in reasons)) if reasons else _READY
         if path == b"/metrics":
-            return Page(404, _NO_METRICS)
-        return Page(404, "there are /livez and /readyz\n")
+            return Response(404, _NO_METRICS)
+        return Response(404, "there are /livez and /readyz\n")
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _handle(self, stream: trio.SocketStream) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=LONGEST_HEAD)
         while True:
             try:
-                with trio.fail_after(WITHIN):
+                with trio.fail_after(REQUEST_TIMEOUT):
                     request = await _request(http, stream)
                     if request is None:
                         return
@@ -77,28 +77,32 @@ class Health:
             except trio.TooSlowError:
                 if http.their_state is h11.IDLE and not http.trailing_data[0]:
                     return  # between two requests
-                await _refuse(http, stream, Page(408, f"a request takes {WITHIN:g} s at most\n"))
+                await _refuse(
+                    http, stream, Response(408, f"a request takes {REQUEST_TIMEOUT:g} s at most\n")
+                )
                 return
             except h11.RemoteProtocolError as error:
                 status = error.error_status_hint
-                await _refuse(http, stream, Page(status, "that is no request that is taken here\n"))
+                await _refuse(
+                    http, stream, Response(status, "that is no request that is taken here\n")
+                )
                 return
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
-                await _end(stream)
+                await _close_gracefully(stream)
                 return
             http.start_next_cycle()
 
     async def _answer(
         self, http: h11.Connection, stream: trio.SocketStream, request: h11.Request
     ) -> None:
-        page = self.page(request.method, request.target)
+        page = self.respond(request.method, request.target)
         # What has a body ends the connection: reading it would only be a way to be kept busy.
         keep = isinstance(http.next_event(), h11.EndOfMessage)
         body = page.text if request.method != b"HEAD" else ""
         await _send(http, stream, page, body, keep=keep)
 
 
-_READY = Page(200, "ready\n")
+_READY = Response(200, "ready\n")
 
 
 async def _request(http: h11.Connection, stream: trio.SocketStream) -> h11.Request | None:
@@ -114,7 +118,7 @@ async def _request(http: h11.Connection, stream: trio.SocketStream) -> h11.Reque
 
 
 async def _send(
-    http: h11.Connection, stream: trio.SocketStream, page: Page, body: str, *, keep: bool
+    http: h11.Connection, stream: trio.SocketStream, page: Response, body: str, *, keep: bool
 ) -> None:
     headers = [
         ("content-type", "text/plain; charset=utf-8"),
@@ -130,16 +134,16 @@ async def _send(
     await stream.send_all(head + data + (http.send(h11.EndOfMessage()) or b""))
 
 
-async def _refuse(http: h11.Connection, stream: trio.SocketStream, page: Page) -> None:
+async def _refuse(http: h11.Connection, stream: trio.SocketStream, page: Response) -> None:
     """Say why this connection ends, where it can still be said."""
     if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
-    with trio.move_on_after(WITHIN):
+    with trio.move_on_after(REQUEST_TIMEOUT):
         await _send(http, stream, page, page.text, keep=False)
-        await _end(stream)
+        await _close_gracefully(stream)
 
 
-async def _end(stream: trio.SocketStream) -> None:
+async def _close_gracefully(stream: trio.SocketStream) -> None:
     """Let the answer arrive: to close with something unread would take it back."""
     with trio.move_on_after(LINGER):
         await stream.send_eof()

@@ -26,7 +26,7 @@ import attrs
 
 # Of one line, in bytes.
 LONGEST_REQUEST = 4096
-LONGEST_ANSWER = 1 << 20
+LONGEST_REPLY = 1 << 20
 # What the kernel takes as the address of a unix socket.
 _LONGEST_ADDRESS = 107
 
@@ -36,7 +36,7 @@ class Malformed(Exception):
 
 
 @attrs.frozen
-class Request:
+class ControlRequest:
     """What is asked for."""
 
     verb: str
@@ -44,7 +44,7 @@ class Request:
 
 
 @attrs.frozen
-class Answer:
+class ControlReply:
     """The end of a verb: its exit code, and what it prints, on standard error where it failed."""
 
     code: int
@@ -56,27 +56,27 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
-def request_line(request: Request) -> bytes:
+def encode_request(request: ControlRequest) -> bytes:
     """*request* as a line."""
     return encode({"verb": request.verb, **request.arguments})
 
 
-def read_request(line: bytes) -> Request:
+def decode_request(line: bytes) -> ControlRequest:
     """The request in *line*. Raises Malformed."""
     message = decode(line)
     verb = message.pop("verb", None)
     if not isinstance(verb, str):
         raise Malformed('a request names its verb, as in {"verb": "reload"}')
-    return Request(verb, message)
+    return ControlRequest(verb, message)
 
 
-def answer_line(answer: Answer) -> bytes:
+def encode_reply(answer: ControlReply) -> bytes:
     """*answer* as a line; of an answer that is too long the end is left out, and that is said."""
     lines: list[str] = []
     size = 0
     for each in answer.lines:
         size += len(json.dumps(each)) + 2
-        if size > LONGEST_ANSWER // 2:
+        if size > LONGEST_REPLY // 2:
             lines.append(f"… and {len(answer.lines) - len(lines)} more: the log has them")
             break
         lines.append(each)

@@ -21,21 +21,21 @@ from reconciled.control.addresses import Peer, peer_of
 from reconciled.control.connections import Connections
 from reconciled.control.protocol import (
     LONGEST_REQUEST,
-    Answer,
+    ControlReply,
+    ControlRequest,
     Malformed,
-    Request,
-    answer_line,
+    decode_request,
     encode,
-    read_request,
+    encode_reply,
 )
 from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 256
 # For a request to arrive, and for each line to be taken.
-WITHIN = 5.0
+IO_TIMEOUT = 5.0
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The daemon does not do what was asked; the message says why."""
 
 
@@ -47,7 +47,7 @@ class Verb:
     arguments  the type of each argument; none is needed
     """
 
-    act: Callable[..., Awaitable[Answer]]
+    handler: Callable[..., Awaitable[ControlReply]]
     arguments: Mapping[str, type] = attrs.Factory(dict)
 
 
@@ -57,58 +57,58 @@ class ControlServer:
 
     verbs: Mapping[str, Verb]
     log: BoundLog
-    trusted: frozenset[int] = attrs.field(factory=lambda: frozenset({0, os.geteuid()}))
+    allowed_uids: frozenset[int] = attrs.field(factory=lambda: frozenset({0, os.geteuid()}))
     connections: Connections = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.connections = Connections(
-            "control socket", self.log, self._converse, CONNECTIONS, evict=False
+            "control socket", self.log, self._handle, CONNECTIONS, evict=False
         )
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _handle(self, stream: trio.SocketStream) -> None:
         peer = peer_of(stream.socket)
-        if peer.uid not in self.trusted:
+        if peer.uid not in self.allowed_uids:
             self.log.warning("control.refused", uid=peer.uid, pid=peer.pid)
             mine = os.geteuid()
             text = f"only root and uid {mine} may ask this daemon, you are uid {peer.uid}"
             await _send(stream, encode({"refused": text}))
             return
         try:
-            line = await _line_from(stream)
+            line = await _read_line(stream)
             if line is None:
                 return  # somebody who only looked whether we are here
-            request = read_request(line)
+            request = decode_request(line)
             verb = self._verb(request)
-        except (Malformed, Refused) as error:
+        except (Malformed, RequestRefused) as error:
             await _send(stream, encode({"refused": str(error)}))
             return
         accepted = encode({"accepted": request.verb, "pid": os.getpid()})
         # Where it cannot be sent nothing is done: whoever asked is gone, it may be since long.
         await _send(stream, accepted)
-        self.log.info("control.asked", verb=request.verb, uid=peer.uid, pid=peer.pid)
+        self.log.info("control.accepted", verb=request.verb, uid=peer.uid, pid=peer.pid)
         await _send(stream, await self._answer(verb, peer, request.arguments))
 
-    def _verb(self, request: Request) -> Verb:
+    def _verb(self, request: ControlRequest) -> Verb:
         verb = self.verbs.get(request.verb)
         if verb is None:
             known = ", ".join(sorted(self.verbs))
-            raise Refused(f"this daemon does not know {request.verb}: it knows {known}")
+            raise RequestRefused(f"this daemon does not know {request.verb}: it knows {known}")
         for name, value in request.arguments.items():
             if type(value) is not verb.arguments.get(name):
-                raise Refused(f"{request.verb} does not take {name}={value!r}")
+                raise RequestRefused(f"{request.verb} does not take {name}={value!r}")
         return verb
 
     async def _answer(self, verb: Verb, peer: Peer, arguments: Mapping[str, Any]) -> bytes:
         try:
-            return answer_line(await verb.act(peer, **arguments))
-        except Refused as error:
+            return encode_reply(await verb.handler(peer, **arguments))
+        except RequestRefused as error:
             return encode({"refused": str(error)})
 
 
-async def _line_from(stream: trio.SocketStream) -> bytes | None:
+async def _read_line(stream: trio.SocketStream) -> bytes | None:
     """The first line; None where the other end leaves, or takes too long. Raises Malformed."""
     data = b""
-    with trio.move_on_after(WITHIN):
+    with trio.move_on_after(IO_TIMEOUT):
         while b"\n" not in data and len(data) <= LONGEST_REQUEST:
             received = await stream.receive_some(LONGEST_REQUEST)
             if not received:
@@ -121,7 +121,7 @@ async def _line_from(stream: trio.SocketStream) -> bytes | None:
 
 
 async def _send(stream: trio.SocketStream, line: bytes) -> None:
-    with trio.move_on_after(WITHIN) as scope:
+    with trio.move_on_after(IO_TIMEOUT) as scope:
         await stream.send_all(line)
     if scope.cancelled_caught:
         raise trio.BrokenResourceError("nobody takes the answer")

@@ -42,7 +42,7 @@ class Changes:
     changed: tuple[Key, ...] = ()  # with another spec
     refreshed: tuple[Key, ...] = ()  # other labels, annotations or place: no reason to run
     # Added while its removal was let go and has not ended: that ends first, then it runs.
-    returned: tuple[Key, ...] = ()
+    redeclared: tuple[Key, ...] = ()
     removed: tuple[Key, ...] = ()  # its removal may begin
     kept: tuple[Key, ...] = ()  # declared by no one now, but a source is not complete
     released: tuple[Key, ...] = ()  # was held before, and is not now
@@ -53,9 +53,9 @@ class Changes:
 @attrs.define(eq=False)
 class _Source:
     state: SourceState = attrs.field(factory=SourceState)
-    declared: Mapping[Key, tuple[Manifest, ...]] = attrs.field(factory=dict)
+    manifests: Mapping[Key, tuple[Manifest, ...]] = attrs.field(factory=dict)
     left_out: AbstractSet[Key] = frozenset()  # declared before, and not known to be gone
-    foreign: Mapping[str, Origin] = attrs.field(factory=dict)
+    unmanaged: Mapping[str, Origin] = attrs.field(factory=dict)
 
 
 def _keys(keys: Iterable[Key]) -> set[Key]:
@@ -63,7 +63,7 @@ def _keys(keys: Iterable[Key]) -> set[Key]:
 
 
 @attrs.define(eq=False)
-class Desired:
+class DesiredState:
     """Desired state of *controller*: the manifests of *kind* from *sources*.
 
     sources  names of its watchers that declare; timers are none of them
@@ -106,11 +106,11 @@ class Desired:
         return {name: source.state for name, source in self._reported.items()}
 
     @property
-    def foreign(self) -> Mapping[str, Origin]:
+    def unmanaged(self) -> Mapping[str, Origin]:
         """Kinds that the sources declare and this controller leaves, and where one stands."""
         foreign: dict[str, Origin] = {}
         for source in self._reported.values():
-            foreign |= source.foreign
+            foreign |= source.unmanaged
         return foreign
 
     @property
@@ -129,26 +129,26 @@ class Desired:
         if isinstance(report, Unavailable):
             told.state = SourceState(complete=False, reason=report.reason, since=now)
         else:
-            self._read(told, report, now)
+            self._apply_snapshot(told, report, now)
         return self._merge(now)
 
-    def permit(self, keys: Iterable[Key], now: float) -> Changes:
+    def approve(self, keys: Iterable[Key], now: float) -> Changes:
         """Let exactly *keys* be removed, once, although many are at once.
 
         Keys that are not held yet (a permit given while the daemon was down) pass when the
         sources are complete for the first time, if they are missing then; else it lapses.
         """
-        self.guard.permit(keys)
+        self.guard.approve(keys)
         return self._merge(now)
 
-    def removal_ended(self, key: Key) -> bool:
+    def finish_removal(self, key: Key) -> bool:
         """Forget *key*, whose removal has ended. True if it is desired again, and has to run."""
         self._removing.discard(key)
-        if not any(key in source.declared for source in self._reported.values()):
+        if not any(key in source.manifests for source in self._reported.values()):
             self._owned.discard(key)
         return key in self._manifests
 
-    def _read(self, told: _Source, snapshot: Snapshot, now: float) -> None:
+    def _apply_snapshot(self, source: _Source, snapshot: Snapshot, now: float) -> None:
         declared: dict[Key, tuple[Manifest, ...]] = {}
         foreign: dict[str, Origin] = {}
         for manifest in snapshot.manifests:
@@ -159,27 +159,27 @@ class Desired:
             declared[key] = (*declared.get(key, ()), manifest)
         left_out: AbstractSet[Key] = frozenset()
         if not snapshot.complete:
-            left_out = (told.declared.keys() | told.left_out) - declared.keys()
-        reason = "" if snapshot.complete else _why(snapshot)
-        told.state = SourceState(snapshot.complete, reason, now)
-        told.declared, told.left_out, told.foreign = declared, left_out, foreign
+            left_out = (source.manifests.keys() | source.left_out) - declared.keys()
+        reason = "" if snapshot.complete else _incomplete_reason(snapshot)
+        source.state = SourceState(snapshot.complete, reason, now)
+        source.manifests, source.left_out, source.unmanaged = declared, left_out, foreign
 
-    def _declared(self) -> dict[Key, tuple[Manifest, ...]]:
+    def _all_declarations(self) -> dict[Key, tuple[Manifest, ...]]:
         together: dict[Key, tuple[Manifest, ...]] = {}
         for source in self._reported.values():
-            for key, manifests in source.declared.items():
+            for key, manifests in source.manifests.items():
                 together[key] = (*together[key], *manifests) if key in together else manifests
         return together
 
     def _merge(self, now: float) -> Changes:
-        declared = self._declared()
+        declared = self._all_declarations()
         manifests: dict[Key, Manifest] = {}
         problems: list[Problem] = []
         for key, each in declared.items():
             if len(each) == 1:
                 manifests[key] = each[0]
                 continue
-            problems += _doubles(key, each)
+            problems += _duplicate_problems(key, each)
             if key in self._manifests:
                 manifests[key] = self._manifests[key]
         for source in self._reported.values():
@@ -188,10 +188,10 @@ class Desired:
         before, self._manifests = self._manifests, manifests
         self._owned |= declared.keys()
         held_before = self.guard.held
-        self.guard.declared(declared.keys())
+        self.guard.release(declared.keys())
         removed, kept = self._remove(declared.keys(), now)
         return attrs.evolve(
-            self._compared(before),
+            self._diff(before),
             removed=tuple(sorted(removed)),
             kept=tuple(sorted(kept)),
             released=_released(held_before, self.guard.held),
@@ -199,7 +199,7 @@ class Desired:
             problems=tuple(sorted(problems)),
         )
 
-    def _compared(self, before: Mapping[Key, Manifest]) -> Changes:
+    def _diff(self, before: Mapping[Key, Manifest]) -> Changes:
         present = self._manifests
         added = present.keys() - before.keys()
         both = [
@@ -213,7 +213,7 @@ class Desired:
             added=tuple(sorted(added)),
             changed=tuple(sorted(changed)),
             refreshed=tuple(sorted(set(both) - changed)),
-            returned=tuple(sorted(added & self._removing)),
+            redeclared=tuple(sorted(added & self._removing)),
         )
 
     def _remove(
@@ -227,14 +227,14 @@ class Desired:
         return removed, frozenset()
 
 
-def _why(snapshot: Snapshot) -> str:
+def _incomplete_reason(snapshot: Snapshot) -> str:
     if not snapshot.problems:
         return "changes while it is read"
     more = len(snapshot.problems) - 1
     return str(snapshot.problems[0]) + (f" (and {more} more)" if more else "")
 
 
-def _doubles(key: Key, manifests: tuple[Manifest, ...]) -> list[Problem]:
+def _duplicate_problems(key: Key, manifests: tuple[Manifest, ...]) -> list[Problem]:
     return [
         Problem(
             manifest.origin,

@@ -106,7 +106,7 @@ class _Series:
     step: int = 0  # index into INTERVALS
     credit: float = CHANGES
     credited: float = 0.0  # when credit was last brought up to date
-    told: bool = True  # the present state was shown; False: it is only counted
+    shown: bool = True  # the present state was shown; False: it is only counted
     healthy: bool = False  # recovered; kept for its credit, so that flapping folds too
 
     def count(self, now: float) -> None:
@@ -123,11 +123,11 @@ class _Series:
         self.credit -= 1
         return True
 
-    def rewind(self, now: float) -> None:
+    def reset_interval(self, now: float) -> None:
         self.step = 0
         self.due = now + INTERVALS[0]
 
-    def take(self, now: float) -> Summary:
+    def take_summary(self, now: float) -> Summary:
         """Everything counted so far; the next summary is one interval further on."""
         summary = Summary(
             self.line, self.repeated, self.counted_since, self.changes, ended=self.healthy
@@ -135,7 +135,7 @@ class _Series:
         self.repeated = self.changes = 0
         self.step = min(self.step + 1, len(INTERVALS) - 1)
         self.due = now + INTERVALS[self.step]
-        self.told = not self.healthy
+        self.shown = not self.healthy
         return summary
 
     def expired(self, now: float) -> bool:
@@ -145,7 +145,7 @@ class _Series:
 
 
 @attrs.define(eq=False)
-class Folder:
+class RepeatFilter:
     """Decides which lines are shown. Not thread-safe: its owner holds a lock."""
 
     capacity: int = 4096
@@ -183,7 +183,7 @@ class Folder:
             return due
         for series_id, series in list(self._series.items()):
             if series.repeated and now >= series.due:
-                due.append(series.take(now))
+                due.append(series.take_summary(now))
             elif series.expired(now):
                 self._remove(series_id)
         self._next = (
@@ -199,10 +199,10 @@ class Folder:
     def flush_all(self, now: float) -> list[Summary]:
         """Every counted line, for the end of the process."""
         due, self._evicted = self._evicted, []
-        due += [series.take(now) for series in self._series.values() if series.repeated]
+        due += [series.take_summary(now) for series in self._series.values() if series.repeated]
         return due
 
-    def recovered(self, key: str, now: float) -> list[Recovery]:
+    def mark_recovered(self, key: str, now: float) -> list[Recovery]:
         """The faults of *key* that have ended now and were told. A second call gives none."""
         ended = []
         for series_id in sorted(self._of_key.get(key, ()), key=repr):
@@ -212,7 +212,7 @@ class Folder:
             series.healthy = True
             series.seen = now
             self._next = min(self._next, series.due)
-            if series.told:
+            if series.shown:
                 ended.append(Recovery(series.line, series.began, series.repeated))
                 series.repeated = series.changes = 0
         return ended
@@ -236,12 +236,12 @@ class Folder:
         if was_healthy:
             series.began = now
         if not series.spend(now):
-            series.told = False
+            series.shown = False
             series.changes += 1
             return self._repeat(series, line, now)
-        before = series.take(now) if series.repeated else None
-        series.line, series.seen, series.told = line, now, True
-        series.rewind(now)
+        before = series.take_summary(now) if series.repeated else None
+        series.line, series.seen, series.shown = line, now, True
+        series.reset_interval(now)
         return Emit(before=before) if before else _FIRST
 
     def _repeat(self, series: _Series, line: Line, now: float) -> Emit | Suppress:
@@ -252,7 +252,7 @@ class Folder:
         if not series.repeated:
             series.counted_since = now
         # The line itself is shown, so it is not one of those that it stands for.
-        summary = series.take(now)
+        summary = series.take_summary(now)
         return Emit(summary.repeated, summary.since, summary.changes)
 
     def _evict(self, now: float) -> None:
@@ -260,7 +260,7 @@ class Folder:
         series = self._series[series_id]
         # Bounded like the series themselves; beyond that a count is lost rather than memory.
         if series.repeated and len(self._evicted) < self.capacity:
-            self._evicted.append(series.take(now))
+            self._evicted.append(series.take_summary(now))
         self._remove(series_id)
 
     def _remove(self, series_id: _SeriesId) -> None:

@@ -22,22 +22,22 @@ import attrs
 if TYPE_CHECKING:
     from reconciled.core.resources import Key
 
-FIRST_REST = 1.0  # seconds after the run that began an episode
+INITIAL_BACKOFF = 1.0  # seconds after the run that began an episode
 
 
 @attrs.frozen
-class Ran:
+class RunFacts:
     """What one run of a key was like."""
 
     acted: bool  # something was written, or a program other than a check ran
-    at_once: bool  # it left a cause to run again without a delay of its own
-    foreign: bool  # a foreign change of the spec was among its causes
-    scheduled: bool  # its causes were configured ticks and nothing else
+    requeued: bool  # it left a cause to run again without a delay of its own
+    spec_changed: bool  # a foreign change of the spec was among its causes
+    only_scheduled: bool  # its causes were configured ticks and nothing else
 
     @property
-    def counts(self) -> bool:
+    def is_self_triggered(self) -> bool:
         """Whether it looks like a loop, were there many such runs."""
-        return (self.acted or self.at_once) and not self.foreign and not self.scheduled
+        return (self.acted or self.requeued) and not self.spec_changed and not self.only_scheduled
 
 
 @attrs.frozen
@@ -56,29 +56,29 @@ class LoopEnded:
     key: Key
     runs: int
     seconds: float
-    changed: bool  # by a foreign change of the spec, not by falling quiet
+    spec_changed: bool  # by a foreign change of the spec, not by falling quiet
 
 
 @attrs.frozen
-class Verdict:
+class LoopVerdict:
     """What to do about a run: how long its key has to rest, and what to say."""
 
-    rest: float = 0.0
+    backoff: float = 0.0
     notice: LoopBegan | LoopEnded | None = None
 
 
-_NOTHING = Verdict()
+_NOTHING = LoopVerdict()
 
 
 @attrs.define(eq=False)
-class _Trail:
+class _RunHistory:
     """The counted runs of one key."""
 
     times: deque[float]
     first: float
     last: float
     runs: int = 0  # since the first one
-    rest: float = 0.0  # above 0 exactly during an episode
+    backoff: float = 0.0  # above 0 exactly during an episode
 
 
 class LoopDetector:
@@ -87,63 +87,67 @@ class LoopDetector:
     def __init__(self, limit: int = 20, window: float = 60.0) -> None:
         self._limit = limit
         self._window = window
-        self._trails: OrderedDict[Key, _Trail] = OrderedDict()  # the quietest first
+        self._histories: OrderedDict[Key, _RunHistory] = OrderedDict()  # the quietest first
 
     def __len__(self) -> int:
         """How many keys have any state here."""
-        return len(self._trails)
+        return len(self._histories)
 
     @property
     def looping(self) -> tuple[Key, ...]:
         """The keys whose episode goes on, for status."""
-        return tuple(key for key, trail in self._trails.items() if trail.rest)
+        return tuple(key for key, trail in self._histories.items() if trail.backoff)
 
-    def ran(self, key: Key, now: float, ran: Ran) -> Verdict:
+    def record_run(self, key: Key, now: float, facts: RunFacts) -> LoopVerdict:
         """Note a run of *key* that ended at *now*. The rest is for done() of the queue."""
-        trail = self._trails.get(key)
-        if ran.foreign:
+        trail = self._histories.get(key)
+        if facts.spec_changed:
             if trail is None:
                 return _NOTHING
-            del self._trails[key]
-            return Verdict(notice=_ended(key, trail, now, changed=True)) if trail.rest else _NOTHING
-        if not ran.counts:
+            del self._histories[key]
+            return (
+                LoopVerdict(notice=_ended(key, trail, now, changed=True))
+                if trail.backoff
+                else _NOTHING
+            )
+        if not facts.is_self_triggered:
             return _NOTHING
         if trail is None:
-            trail = _Trail(deque(maxlen=self._limit), first=now, last=now)
-            self._trails[key] = trail
-        self._trails.move_to_end(key)
+            trail = _RunHistory(deque(maxlen=self._limit), first=now, last=now)
+            self._histories[key] = trail
+        self._histories.move_to_end(key)
         trail.times.append(now)
         trail.last = now
         trail.runs += 1
         return self._judge(key, trail, now)
 
-    def quiet(self, now: float) -> list[LoopEnded]:
+    def expire_quiet(self, now: float) -> list[LoopEnded]:
         """Let go of keys without a counted run for a window. Ask once a second or so."""
         over = []
-        while self._trails:
-            key, trail = next(iter(self._trails.items()))
+        while self._histories:
+            key, trail = next(iter(self._histories.items()))
             if now - trail.last < self._window:
                 break
-            del self._trails[key]
-            if trail.rest:
+            del self._histories[key]
+            if trail.backoff:
                 over.append(_ended(key, trail, now, changed=False))
         return over
 
     def forget(self, key: Key) -> None:
         """Drop everything about *key*, without a word."""
-        self._trails.pop(key, None)
+        self._histories.pop(key, None)
 
-    def _judge(self, key: Key, trail: _Trail, now: float) -> Verdict:
-        if trail.rest:
-            trail.rest = min(2 * trail.rest, self._window / 2)
-            return Verdict(trail.rest)
-        if len(trail.times) < self._limit or now - trail.times[0] > self._window:
+    def _judge(self, key: Key, history: _RunHistory, now: float) -> LoopVerdict:
+        if history.backoff:
+            history.backoff = min(2 * history.backoff, self._window / 2)
+            return LoopVerdict(history.backoff)
+        if len(history.times) < self._limit or now - history.times[0] > self._window:
             return _NOTHING
-        trail.rest = min(FIRST_REST, self._window / 2)
-        trail.first = trail.times[0]
-        trail.runs = self._limit
-        return Verdict(trail.rest, LoopBegan(key, self._limit, now - trail.first))
+        history.backoff = min(INITIAL_BACKOFF, self._window / 2)
+        history.first = history.times[0]
+        history.runs = self._limit
+        return LoopVerdict(history.backoff, LoopBegan(key, self._limit, now - history.first))
 
 
-def _ended(key: Key, trail: _Trail, now: float, *, changed: bool) -> LoopEnded:
-    return LoopEnded(key, trail.runs, now - trail.first, changed)
+def _ended(key: Key, history: _RunHistory, now: float, *, changed: bool) -> LoopEnded:
+    return LoopEnded(key, history.runs, now - history.first, changed)

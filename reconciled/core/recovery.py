@@ -179,14 +179,14 @@ class Facts:
     policy: Policy
     can_undo: bool
     observation: Observation | None = None
-    word: Decision | None = None
-    broken: str = ""
+    verdict: Decision | None = None
+    recover_error: str = ""
     retry_in: float = 1.0
 
 
-def past_cap(recoveries: int, cap: int) -> Hold | None:
+def check_max_recoveries(recoveries: int, max_recoveries: int) -> Hold | None:
     """The hold that is due before another attempt is made, if so many have ended without a word."""
-    if recoveries < cap:
+    if recoveries < max_recoveries:
         return None
     return Hold(
         f"its recovery ended {recoveries} times in a row without a word of its own",
@@ -197,9 +197,9 @@ def past_cap(recoveries: int, cap: int) -> Hold | None:
 
 def decide(interrupted: Interrupted, facts: Facts) -> Decision:
     """What to do now; always something that is legal for this operation."""
-    if facts.broken:
-        return Hold(f"recover() failed: {facts.broken}")
-    return _legal(interrupted, facts, facts.word or _default(interrupted, facts))
+    if facts.recover_error:
+        return Hold(f"recover() failed: {facts.recover_error}")
+    return _legal(interrupted, facts, facts.verdict or _default(interrupted, facts))
 
 
 def _default(interrupted: Interrupted, facts: Facts) -> Decision:
@@ -216,13 +216,13 @@ def _default(interrupted: Interrupted, facts: Facts) -> Decision:
         return RollForward("policy")
     if facts.policy == "roll-back":
         return RollBack("policy")
-    return Hold("the policy of its controller is hold", _seen(observation))
+    return Hold("the policy of its controller is hold", _evidence(observation))
 
 
 def _legal(interrupted: Interrupted, facts: Facts, decision: Decision) -> Decision:
-    evidence = _seen(facts.observation)
+    evidence = _evidence(facts.observation)
     uncertain = interrupted.uncertain
-    if isinstance(decision, RollForward) and uncertain and facts.word is None:
+    if isinstance(decision, RollForward) and uncertain and facts.verdict is None:
         return Hold(
             f"step {uncertain} runs once, was started, and left no result",
             evidence,
@@ -241,13 +241,13 @@ def _detail(observation: Observation) -> str:
     return f": {observation.detail}" if observation.detail else ""
 
 
-def _seen(observation: Observation | None) -> str:
+def _evidence(observation: Observation | None) -> str:
     if observation is None:
         return "nothing here can look at what is there"
     return f"observed {observation.state.value}{_detail(observation)}"
 
 
-def commands_for(operation: str, *, can_undo: bool) -> tuple[str, ...]:
+def resolve_commands(operation: str, *, can_undo: bool) -> tuple[str, ...]:
     """The commands that settle a held operation, the least drastic first."""
     verb = f"reconciled journal resolve {operation}"
     commands = [f'{verb} --complete --why "…"', f'{verb} --forward --why "…"']
@@ -256,7 +256,7 @@ def commands_for(operation: str, *, can_undo: bool) -> tuple[str, ...]:
     return (*commands, f'{verb} --abandon --why "…"')
 
 
-def describe(decision: Decision) -> Mapping[str, str]:
+def decision_fields(decision: Decision) -> Mapping[str, str]:
     """The decision as fields of a log line."""
     fields = {"decision": type(decision).__name__}
     if decision.reason:

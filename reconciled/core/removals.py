@@ -41,7 +41,7 @@ class RemovalGuard:
     _held: set[Key] = attrs.field(init=False, factory=set)
     _since: float = attrs.field(init=False, default=0.0)
     _owned: int = attrs.field(init=False, default=0)
-    _permitted: set[Key] = attrs.field(init=False, factory=set)
+    _approved: set[Key] = attrs.field(init=False, factory=set)
     # Key to time, of removals that nobody was asked about; a person's decision is not used
     # against the next small deletion.
     _recent: dict[Key, float] = attrs.field(init=False, factory=dict)
@@ -69,9 +69,9 @@ class RemovalGuard:
         being removed already. Candidates that may not pass are held afterwards.
         """
         self._recent = {key: at for key, at in self._recent.items() if now - at < WINDOW}
-        permitted = self._permitted & candidates
+        permitted = self._approved & candidates
         # Permits for keys that nobody wants removed any more lapse here.
-        self._permitted.clear()
+        self._approved.clear()
         self._held &= candidates
         self._held -= permitted
         asked = candidates - permitted
@@ -84,14 +84,14 @@ class RemovalGuard:
         self._recent |= dict.fromkeys(passing, now)
         return frozenset(permitted | passing)
 
-    def permit(self, keys: Iterable[Key]) -> None:
+    def approve(self, keys: Iterable[Key]) -> None:
         """Let exactly *keys* pass, once: at the next decision, which may be the first one."""
-        self._permitted |= set(keys)
+        self._approved |= set(keys)
 
-    def declared(self, keys: AbstractSet[Key]) -> None:
+    def release(self, keys: AbstractSet[Key]) -> None:
         """Note that *keys* are declared (again): they are not held, and no permit is left."""
         self._held -= keys
-        self._permitted -= keys
+        self._approved -= keys
 
     def _too_many(self, removals: int, owned: int) -> bool:
         return removals > self.above and removals > self.share * owned

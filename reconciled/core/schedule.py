@@ -34,14 +34,14 @@ class Every:
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter is a share from 0% to below 100%, not {self.jitter:.0%}")
 
-    def due(self, began: float, turn: int, chance: float) -> float:
+    def due(self, began: float, tick: int, chance: float) -> float:
         """The time of tick number *turn* (from 1); *chance* from [0, 1) places it in its jitter."""
-        return began + self.interval * (turn + self.jitter * chance)
+        return began + self.interval * (tick + self.jitter * chance)
 
-    def turn_after(self, began: float, turn: int, now: float) -> int:
+    def next_tick(self, began: float, tick: int, now: float) -> int:
         """The number of the tick to wait for at *now*, when *turn* was the last that came."""
         # At least one on: rounding may put a tick a hair before its own grid point.
-        return max(turn + 1, math.floor((now - began) / self.interval) + 1)
+        return max(tick + 1, math.floor((now - began) / self.interval) + 1)
 
 
 @attrs.frozen
@@ -70,14 +70,14 @@ class Cron:
         except StopIteration as error:
             raise ValueError(f"{self.expression!r} names a date that never comes") from error
 
-    def due(self, now: datetime, passed: datetime | None = None) -> datetime:
+    def due(self, now: datetime, last_due: datetime | None = None) -> datetime:
         """The next time, in UTC, after *now* and after *passed*, the last one that was due.
 
         *passed* counts for nothing where the clock was set back by more than a correction.
         """
         after = now
-        if passed is not None and now < passed <= now + CORRECTION:
-            after = passed
+        if last_due is not None and now < last_due <= now + CORRECTION:
+            after = last_due
         start = after.astimezone(self.zone)
         for time in CronSim(self.expression, start):
             # In UTC: within one zone, datetimes are compared by their digits, and of an hour

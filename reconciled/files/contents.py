@@ -25,14 +25,14 @@ import trio
 
 from reconciled.files.replacement import (
     Comparison,
+    DesiredFile,
     Replacement,
-    Wanted,
     compare,
-    explaining,
+    explain_errors,
     open_regular,
     read_all,
 )
-from reconciled.files.roots import FileRefused, Place, place_beneath
+from reconciled.files.roots import FileRefused, Location, resolve_beneath
 from reconciled.threads import in_thread
 
 __all__ = [
@@ -51,11 +51,11 @@ __all__ = [
 ]
 
 READ_LIMIT = 16 * 1024 * 1024  # bytes; a file is held in memory as a whole
-_MARK = ".reconciled-"
-_SUFFIX = re.compile(re.escape(_MARK) + r"[a-z0-9]{8}\Z")
-_LONGEST_NAME = 255
+_MARKER = ".reconciled-"
+_SUFFIX = re.compile(re.escape(_MARKER) + r"[a-z0-9]{8}\Z")
+_MAX_NAME_LENGTH = 255
 _LIMITER: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("files limiter")
-_HIGHEST_MODE = 0o7777
+_MAX_MODE = 0o7777
 _THREADS = 8  # so that a slow disk takes no thread from anything else
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Removed(enum.Enum):
 
     REMOVED = "removed"
     ABSENT = "absent"
-    FOREIGN = "foreign"  # other content than was given: left as it is
+    UNMANAGED = "foreign"  # other content than was given: left as it is
 
 
 def digest_of(content: bytes) -> str:
@@ -95,8 +95,8 @@ def temporary_name(path: str) -> str:
     leaves is removed by its recorded name, never by a pattern.
     """
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
-    suffix = _MARK + "".join(secrets.choice(alphabet) for _ in range(8))
-    name = os.fsencode(path.rpartition("/")[2])[: _LONGEST_NAME - len(suffix) - 1]
+    suffix = _MARKER + "".join(secrets.choice(alphabet) for _ in range(8))
+    name = os.fsencode(path.rpartition("/")[2])[: _MAX_NAME_LENGTH - len(suffix) - 1]
     return "." + name.decode("utf-8", "ignore") + suffix
 
 
@@ -123,10 +123,12 @@ async def replace_file(  # noqa: PLR0913 - each is one property of the file
     and on cancellation, the old file is untouched and the new one is removed.
     """
     data = content.encode() if isinstance(content, str) else content
-    name = temporary_name(path) if temporary is None else _own_name(temporary)
+    name = temporary_name(path) if temporary is None else _checked_temporary(temporary)
     with contextlib.ExitStack() as stack:
         found, work = await _in_thread(
-            lambda: _begin(stack, os.fspath(root), path, _wanted(data, mode, owner, group), name)
+            lambda: _prepare(
+                stack, os.fspath(root), path, _desired_file(data, mode, owner, group), name
+            )
         )
         if work is None:
             return Replaced(changed=False)
@@ -136,11 +138,11 @@ async def replace_file(  # noqa: PLR0913 - each is one property of the file
         return Replaced(changed=True, differences=found, lost=work.lost)
 
 
-def _begin(
-    stack: contextlib.ExitStack, root: str, path: str, wanted: Wanted, name: str
+def _prepare(
+    stack: contextlib.ExitStack, root: str, path: str, wanted: DesiredFile, name: str
 ) -> tuple[tuple[str, ...], Replacement | None]:
     """Compare, and prepare the replacement if one is needed; *stack* clears up after it."""
-    place = stack.enter_context(place_beneath(root, path))
+    place = stack.enter_context(resolve_beneath(root, path))
     found = compare(place, wanted).differences
     if not found:
         return found, None
@@ -162,8 +164,8 @@ async def compare_file(  # noqa: PLR0913 - as replace_file
     """What replace_file() with these arguments would change. Only reads; raises as it does."""
 
     def look() -> Comparison:
-        wanted = _wanted(content, mode, owner, group)
-        with place_beneath(os.fspath(root), path) as place:
+        wanted = _desired_file(content, mode, owner, group)
+        with resolve_beneath(os.fspath(root), path) as place:
             return compare(place, wanted)
 
     return await _in_thread(look)
@@ -184,7 +186,7 @@ async def read_file(
     """
 
     def read() -> bytes:
-        with place_beneath(os.fspath(root), path, follow=follow) as place:
+        with resolve_beneath(os.fspath(root), path, follow=follow) as place:
             handle = open_regular(place)
             try:
                 return read_all(handle, limit, place.path)
@@ -204,7 +206,7 @@ async def remove_file(
     """
 
     def remove() -> Removed:
-        with place_beneath(os.fspath(root), path) as place:
+        with resolve_beneath(os.fspath(root), path) as place:
             return _remove(place, digests)
 
     try:
@@ -213,21 +215,21 @@ async def remove_file(
         return Removed.ABSENT
 
 
-def _remove(place: Place, digests: Collection[str]) -> Removed:
+def _remove(place: Location, digests: Collection[str]) -> Removed:
     try:
         handle = open_regular(place)
     except FileNotFoundError:
         return Removed.ABSENT
     except FileRefused:
-        return Removed.FOREIGN
+        return Removed.UNMANAGED
     try:
         content = read_all(handle, READ_LIMIT, place.path)
     except FileRefused:
-        return Removed.FOREIGN
+        return Removed.UNMANAGED
     finally:
         os.close(handle)
     if digest_of(content) not in digests:
-        return Removed.FOREIGN
+        return Removed.UNMANAGED
     _unlink(place)
     return Removed.REMOVED
 
@@ -239,10 +241,10 @@ async def remove_temporary(
 
     True if something was there. Raises ValueError for a name that temporary_name() never makes.
     """
-    name = _own_name(temporary)
+    name = _checked_temporary(temporary)
 
     def remove() -> bool:
-        with place_beneath(os.fspath(root), path) as place:
+        with resolve_beneath(os.fspath(root), path) as place:
             left = attrs.evolve(place, name=name, path=place.beside(name))
             if left.status() is None:
                 return False
@@ -257,14 +259,14 @@ async def make_directory(path: str | os.PathLike[str]) -> None:
 
     Without this a file that is durable is lost with the directory it stands in.
     """
-    await _in_thread(lambda: _make(Path(path)))
+    await _in_thread(lambda: _make_directory(Path(path)))
 
 
-def _make(path: Path) -> None:
+def _make_directory(path: Path) -> None:
     try:
         path.mkdir(mode=0o700)
     except FileNotFoundError:
-        _make(path.parent)
+        _make_directory(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
         if not path.is_dir():
@@ -277,29 +279,29 @@ def _make(path: Path) -> None:
         os.close(above)
 
 
-def _unlink(place: Place) -> None:
-    with explaining(place, "remove it"):
+def _unlink(place: Location) -> None:
+    with explain_errors(place, "remove it"):
         os.unlink(place.name, dir_fd=place.directory)
         os.fsync(place.directory)
 
 
-def _own_name(temporary: str) -> str:
+def _checked_temporary(temporary: str) -> str:
     if "/" in temporary or not temporary.startswith(".") or not _SUFFIX.search(temporary):
         raise ValueError(f"{temporary!r} was not made by temporary_name()")
     return temporary
 
 
-def _wanted(
+def _desired_file(
     content: bytes, mode: int | None, owner: str | int | None, group: str | int | None
-) -> Wanted:
-    if mode is not None and not 0 <= mode <= _HIGHEST_MODE:
+) -> DesiredFile:
+    if mode is not None and not 0 <= mode <= _MAX_MODE:
         raise FileRefused(f"mode {mode:o} is not one of a file: write 0000 to 7777, in octal")
-    uid = _number(owner, "user", lambda name: pwd.getpwnam(name).pw_uid)
-    gid = _number(group, "group", lambda name: grp.getgrnam(name).gr_gid)
-    return Wanted(content, mode, uid, gid)
+    uid = _resolve_id(owner, "user", lambda name: pwd.getpwnam(name).pw_uid)
+    gid = _resolve_id(group, "group", lambda name: grp.getgrnam(name).gr_gid)
+    return DesiredFile(content, mode, uid, gid)
 
 
-def _number(name: str | int | None, what: str, look_up: Callable[[str], int]) -> int | None:
+def _resolve_id(name: str | int | None, what: str, look_up: Callable[[str], int]) -> int | None:
     """The id of a user or group given by name or number; names are looked up first."""
     if name is None or isinstance(name, int):
         return name

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from reconciled.files.roots import FileRefused, Place
+from reconciled.files.roots import FileRefused, Location
 
 NEW_MODE = 0o644  # of a file that did not exist: not the umask's, which differs between units
 ACL = "system.posix_acl_access"
@@ -47,7 +47,7 @@ _REMEDIES = {
 
 
 @attrs.frozen
-class Wanted:
+class DesiredFile:
     """What a file shall be; None keeps what it is."""
 
     content: bytes
@@ -68,29 +68,29 @@ class Comparison:
     mode: int | None
 
 
-def open_regular(place: Place) -> int:
+def open_regular(location: Location) -> int:
     """A handle to read the regular file at *place*; FileRefused for anything else."""
     try:
-        handle = os.open(place.name, _READ, dir_fd=place.directory)
+        handle = os.open(location.name, _READ, dir_fd=location.directory)
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.ENXIO):  # a symlink; a socket
-            refuse_irregular(place, place.status())
-        raise type(exc)(exc.errno, exc.strerror, place.path) from exc
+            refuse_irregular(location, location.status())
+        raise type(exc)(exc.errno, exc.strerror, location.path) from exc
     try:
-        refuse_irregular(place, os.fstat(handle))
+        refuse_irregular(location, os.fstat(handle))
     except FileRefused:
         os.close(handle)
         raise
     return handle
 
 
-def refuse_irregular(place: Place, status: os.stat_result | None) -> None:
+def refuse_irregular(location: Location, status: os.stat_result | None) -> None:
     """Raise FileRefused unless *status* is that of a regular file, or None."""
     if status is None or stat.S_ISREG(status.st_mode):
         return
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
     link = "write the path it leads to, or remove it" if kind == "a symlink" else "remove it first"
-    raise FileRefused(f"{place.path} is {kind}, which is never replaced: {link}")
+    raise FileRefused(f"{location.path} is {kind}, which is never replaced: {link}")
 
 
 def read_all(handle: int, limit: int, path: str) -> bytes:
@@ -104,25 +104,25 @@ def read_all(handle: int, limit: int, path: str) -> bytes:
     return b"".join(pieces)
 
 
-def compare(place: Place, wanted: Wanted) -> Comparison:
+def compare(location: Location, desired: DesiredFile) -> Comparison:
     """Compare the file at *place*: its status first; only one of the right size is read."""
-    status = place.status()
+    status = location.status()
     if status is None:
         return Comparison(("missing",), None)
-    refuse_irregular(place, status)
+    refuse_irregular(location, status)
     found = []
-    if status.st_size != len(wanted.content) or not _holds(place, wanted.content):
+    if status.st_size != len(desired.content) or not _has_content(location, desired.content):
         found.append("content")
-    if wanted.mode is not None and stat.S_IMODE(status.st_mode) != wanted.mode:
+    if desired.mode is not None and stat.S_IMODE(status.st_mode) != desired.mode:
         found.append("mode")
-    if wanted.uid is not None and status.st_uid != wanted.uid:
+    if desired.uid is not None and status.st_uid != desired.uid:
         found.append("owner")
-    if wanted.gid is not None and status.st_gid != wanted.gid:
+    if desired.gid is not None and status.st_gid != desired.gid:
         found.append("group")
     return Comparison(tuple(found), stat.S_IMODE(status.st_mode))
 
 
-def _holds(place: Place, content: bytes) -> bool:
+def _has_content(place: Location, content: bytes) -> bool:
     handle = open_regular(place)
     try:
         return read_all(handle, len(content) + 1, place.path) == content
@@ -133,21 +133,21 @@ def _holds(place: Place, content: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def explaining(place: Place, doing: str) -> Iterator[None]:
+def explain_errors(location: Location, action: str) -> Iterator[None]:
     """Give an OSError the declared path and a remedy; its type and errno stay."""
     try:
         yield
     except OSError as exc:
         remedy = _REMEDIES.get(exc.errno or 0, exc.strerror)
-        raise type(exc)(exc.errno, f"cannot {doing}: {remedy}", place.path) from exc
+        raise type(exc)(exc.errno, f"cannot {action}: {remedy}", location.path) from exc
 
 
 @attrs.define(eq=False)
 class Replacement:
     """prepare(), then perhaps a validation of ``staged``, then commit(); discard() always."""
 
-    place: Place
-    wanted: Wanted
+    location: Location
+    desired: DesiredFile
     temporary: str
     lost: tuple[str, ...] = ()  # attributes of the old file that could not be kept
     _created: bool = False
@@ -155,24 +155,24 @@ class Replacement:
     @property
     def staged(self) -> str:
         """The path of the new file between prepare() and commit()."""
-        return self.place.beside(self.temporary)
+        return self.location.beside(self.temporary)
 
     def prepare(self) -> None:
         """Write the new file, with owner, mode and attributes, and sync it."""
-        old = self.place.status()
-        refuse_irregular(self.place, old)
+        old = self.location.status()
+        refuse_irregular(self.location, old)
         if old is not None and old.st_nlink > 1:
             raise FileRefused(
-                f"{self.place.path} has {old.st_nlink} hard links: a replacement would leave the "
+                f"{self.location.path} has {old.st_nlink} hard links: a replacement would leave the "
                 f"others behind; make it a file of its own first"
             )
-        with explaining(self.place, "write the new file"):
+        with explain_errors(self.location, "write the new file"):
             handle = self._create()
             try:
-                view = memoryview(self.wanted.content)
+                view = memoryview(self.desired.content)
                 while view:
                     view = view[os.write(handle, view) :]
-                self._own(handle, old)
+                self._set_owner(handle, old)
                 if old is not None:
                     self._keep_attributes(handle)
                 # After fchown, which clears set-id bits, and after the ACL, whose mask is the
@@ -188,25 +188,27 @@ class Replacement:
         Should the directory's sync fail, the new content is in place but may be gone after a
         power cut; the error says so.
         """
-        directory = self.place.directory
-        with explaining(self.place, "rename the new file"):
-            os.rename(self.temporary, self.place.name, src_dir_fd=directory, dst_dir_fd=directory)
+        directory = self.location.directory
+        with explain_errors(self.location, "rename the new file"):
+            os.rename(
+                self.temporary, self.location.name, src_dir_fd=directory, dst_dir_fd=directory
+            )
         self._created = False
         try:
             os.fsync(directory)
         except OSError as exc:
             message = "replaced, but its directory could not be synced"
-            raise type(exc)(exc.errno, message, self.place.path) from exc
+            raise type(exc)(exc.errno, message, self.location.path) from exc
 
     def discard(self) -> None:
         """Remove the new file unless it was committed. Never raises; may be called twice."""
         if self._created:
             self._created = False
             with contextlib.suppress(OSError):
-                os.unlink(self.temporary, dir_fd=self.place.directory)
+                os.unlink(self.temporary, dir_fd=self.location.directory)
 
     def _create(self) -> int:
-        place = self.place
+        place = self.location
         try:
             handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=place.directory)
         except FileExistsError:
@@ -218,18 +220,18 @@ class Replacement:
         return handle
 
     def _mode(self, old: os.stat_result | None) -> int:
-        if self.wanted.mode is not None:
-            return self.wanted.mode
+        if self.desired.mode is not None:
+            return self.desired.mode
         return NEW_MODE if old is None else stat.S_IMODE(old.st_mode)
 
-    def _own(self, handle: int, old: os.stat_result | None) -> None:
+    def _set_owner(self, handle: int, old: os.stat_result | None) -> None:
         """Set owner and group where they are not right already.
 
         A unit's system call filter may refuse fchown() even to the present owner, so that
         keeping it must not need a call.
         """
         now = os.fstat(handle)
-        uid, gid = self.wanted.uid, self.wanted.gid
+        uid, gid = self.desired.uid, self.desired.gid
         if old is not None:
             uid = old.st_uid if uid is None else uid
             gid = old.st_gid if gid is None else gid
@@ -243,12 +245,12 @@ class Replacement:
             if exc.errno not in (errno.EPERM, errno.EINVAL):
                 raise
             raise FileRefused(
-                f"{self.place.path}: the owner {uid}:{gid} cannot be set by uid {os.geteuid()}: "
+                f"{self.location.path}: the owner {uid}:{gid} cannot be set by uid {os.geteuid()}: "
                 f"run with CAP_CHOWN (and SystemCallFilter=@chown), or declare another owner"
             ) from exc
 
     def _keep_attributes(self, handle: int) -> None:
-        old = open_regular(self.place)
+        old = open_regular(self.location)
         lost = []
         try:
             for name in _attributes(old):

@@ -28,7 +28,7 @@ import attrs
 
 from reconciled.core.results import Terminal
 
-MOST_LINKS = 40  # as the kernel's own limit
+MAX_SYMLINKS = 40  # as the kernel's own limit
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,7 +38,7 @@ class FileRefused(Terminal):
 
 
 @attrs.frozen
-class Place:
+class Location:
     """A name in an open directory. Valid only inside ``with place_beneath(…)``.
 
     directory  a readable handle, so that it can be synced
@@ -87,7 +87,7 @@ def parts_beneath(root: str, path: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def place_beneath(root: str, path: str, *, follow: bool = False) -> Iterator[Place]:
+def resolve_beneath(root: str, path: str, *, follow: bool = False) -> Iterator[Location]:
     """The place that *path* means, with its directory held open.
 
     *follow*: a symlink as last component is followed too. Blocks; call it in a thread. Raises
@@ -96,12 +96,12 @@ def place_beneath(root: str, path: str, *, follow: bool = False) -> Iterator[Pla
     parts = parts_beneath(root, path)
     shown = path if path.startswith("/") else "/".join((root.rstrip("/"), *parts))
     with contextlib.ExitStack() as stack:
-        walk = _Walk(root=root, shown=shown, waiting=parts[::-1])
+        walk = _Walk(root=root, shown=shown, remaining=parts[::-1])
         stack.callback(walk.close)
         walk.run(follow=follow)
         directory = walk.readable()
         stack.callback(os.close, directory)
-        yield Place(directory, walk.waiting[0], shown)
+        yield Location(directory, walk.remaining[0], shown)
 
 
 @attrs.define(eq=False)
@@ -110,7 +110,7 @@ class _Walk:
 
     root: str
     shown: str
-    waiting: list[str]  # components still to go, the next one last
+    remaining: list[str]  # components still to go, the next one last
     handles: list[int] = attrs.field(factory=list)
     names: list[str] = attrs.field(factory=list)
     links: int = 0
@@ -119,11 +119,11 @@ class _Walk:
         """Go until only the last component waits."""
         self.handles.append(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         while True:
-            while len(self.waiting) > 1:
-                self._enter(self.waiting.pop())
-            if self.waiting and self.waiting[0] == "..":
-                self._enter(self.waiting.pop())
-            if not self.waiting:
+            while len(self.remaining) > 1:
+                self._enter(self.remaining.pop())
+            if self.remaining and self.remaining[0] == "..":
+                self._enter(self.remaining.pop())
+            if not self.remaining:
                 raise IsADirectoryError(
                     errno.EISDIR, "leads to a directory, not to a file", self.shown
                 )
@@ -132,7 +132,7 @@ class _Walk:
 
     def readable(self) -> int:
         """The directory where we stand, opened for reading and syncing."""
-        with self._naming():
+        with self._explain_errors():
             return os.open(".", _DIRECTORY, dir_fd=self.handles[-1])
 
     def close(self) -> None:
@@ -142,9 +142,9 @@ class _Walk:
 
     def _enter(self, name: str) -> None:
         if name == "..":
-            self._up()
+            self._ascend()
             return
-        with self._naming(name):
+        with self._explain_errors(name):
             handle = os.open(name, _STEP, dir_fd=self.handles[-1])
         self.handles.append(handle)
         self.names.append(name)
@@ -153,25 +153,25 @@ class _Walk:
             self._expand(kind)
         elif not stat.S_ISDIR(kind.st_mode):
             raise NotADirectoryError(
-                errno.ENOTDIR, f"{self._here()} is not a directory", self.shown
+                errno.ENOTDIR, f"{self._current_path()} is not a directory", self.shown
             )
 
     def _follow_last(self) -> bool:
         """Replace the last component by what it links to; False if it is no link."""
         try:
-            handle = os.open(self.waiting[0], _STEP, dir_fd=self.handles[-1])
+            handle = os.open(self.remaining[0], _STEP, dir_fd=self.handles[-1])
         except FileNotFoundError:
             return False  # the caller's open says so, with its own words
         kind = os.fstat(handle)
         if not stat.S_ISLNK(kind.st_mode):
             os.close(handle)
             return False
-        self.names.append(self.waiting.pop())
+        self.names.append(self.remaining.pop())
         self.handles.append(handle)
         self._expand(kind)
         return True
 
-    def _up(self) -> None:
+    def _ascend(self) -> None:
         if len(self.handles) == 1:
             raise FileRefused(f"{self.shown}: a symlink on the way leads out of {self.root}")
         os.close(self.handles.pop())
@@ -179,20 +179,20 @@ class _Walk:
 
     def _expand(self, link: os.stat_result) -> None:
         """Put what the link just entered says in front of what waits, and step back from it."""
-        here = self._here()
+        here = self._current_path()
         self.links += 1
-        if self.links > MOST_LINKS:
-            raise FileRefused(f"{self.shown}: more than {MOST_LINKS} symlinks at {here}")
+        if self.links > MAX_SYMLINKS:
+            raise FileRefused(f"{self.shown}: more than {MAX_SYMLINKS} symlinks at {here}")
         if link.st_uid not in (0, os.geteuid(), os.fstat(self.handles[0]).st_uid):
             raise FileRefused(
                 f"{self.shown}: the symlink {here} belongs to uid {link.st_uid}, who could lead "
                 f"the way anywhere: write the path without it, or give the link to root"
             )
         target = os.readlink("", dir_fd=self.handles[-1])
-        self._up()
+        self._ascend()
         if target.startswith("/"):
             target = self._below_root(target, here)
-        self.waiting.extend(piece for piece in target.split("/")[::-1] if piece not in ("", "."))
+        self.remaining.extend(piece for piece in target.split("/")[::-1] if piece not in ("", "."))
 
     def _below_root(self, target: str, here: str) -> str:
         """What an absolute *target* means from the root; the walk goes back there."""
@@ -203,22 +203,24 @@ class _Walk:
                 f"{self.shown}: the symlink {here} leads to {target}, out of the root {self.root}"
             )
         while len(self.handles) > 1:
-            self._up()
+            self._ascend()
         return "/".join(parts[len(above) :])
 
-    def _here(self) -> str:
+    def _current_path(self) -> str:
         return "/".join((self.root.rstrip("/"), *self.names))
 
     @contextlib.contextmanager
-    def _naming(self, name: str | None = None) -> Iterator[None]:
+    def _explain_errors(self, name: str | None = None) -> Iterator[None]:
         """Name the directory in errors, instead of the one component that was opened."""
         try:
             yield
         except FileNotFoundError as exc:
             raise FileNotFoundError(
-                exc.errno, f"directory {self._here()}/{name} does not exist: make it", self.shown
+                exc.errno,
+                f"directory {self._current_path()}/{name} does not exist: make it",
+                self.shown,
             ) from exc
         except PermissionError as exc:
             raise PermissionError(
-                exc.errno, f"may not open {self._here()}/{name or ''}", self.shown
+                exc.errno, f"may not open {self._current_path()}/{name or ''}", self.shown
             ) from exc

@@ -11,14 +11,14 @@ _MACHINE = Path("/etc/machine-id")
 
 
 @attrs.frozen
-class Machine:
+class HostIdentity:
     """Identities as the kernel and the installation give them; empty where they give none."""
 
     boot_id: str = ""
     machine_id: str = ""
 
     @classmethod
-    def this(cls) -> Machine:
+    def current(cls) -> HostIdentity:
         """This machine, now. Reads two small files; never raises."""
         return cls(_read(_BOOT), _read(_MACHINE))
 

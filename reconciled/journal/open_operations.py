@@ -11,14 +11,14 @@ import attrs
 from reconciled.core.resources import Key
 from reconciled.journal.operation_record import (
     Ending,
-    OperationOpen,
+    OperationAlreadyOpen,
     OperationRecord,
     OperationUnknown,
 )
 
 
 @attrs.define(eq=False)
-class Live:
+class OpenEntry:
     """One open operation; beside its record, what the disk does not have yet.
 
     unwritten  names of its steps
@@ -27,29 +27,29 @@ class Live:
     """
 
     record: OperationRecord
-    unwritten: set[str] = attrs.field(factory=set)
+    unwritten_steps: set[str] = attrs.field(factory=set)
     changed: bool = False
     ending: Ending | None = None
 
 
 @attrs.define(eq=False)
-class Mirror:
+class OpenOperations:
     """Operations by id, and the one of each key, from before its intent is durable."""
 
-    _open: dict[str, Live] = attrs.field(factory=dict)
+    _open: dict[str, OpenEntry] = attrs.field(factory=dict)
     _by_key: dict[Key, OperationRecord] = attrs.field(factory=dict)
 
-    def claim(self, record: OperationRecord) -> None:
+    def reserve_key(self, record: OperationRecord) -> None:
         """Let no other operation of its key begin, one that *record* undoes apart.
 
         Raises OperationOpen.
         """
         before = self._by_key.get(record.key)
         if before is not None and before.id != record.undoes:
-            raise OperationOpen(self.find(before.id) or before)
+            raise OperationAlreadyOpen(self.find(before.id) or before)
         self._by_key[record.key] = record
 
-    def disclaim(self, record: OperationRecord, undone: Live | None) -> None:
+    def release_key(self, record: OperationRecord, undone: OpenEntry | None) -> None:
         """Take claim() back: its intent will not be durable."""
         del self._by_key[record.key]
         if undone is not None:
@@ -57,23 +57,23 @@ class Mirror:
 
     def add(self, record: OperationRecord) -> None:
         """Its intent is durable."""
-        self._open[record.id] = Live(record)
+        self._open[record.id] = OpenEntry(record)
         self._by_key[record.key] = record
 
-    def drop(self, operation: str) -> None:
+    def remove(self, operation: str) -> None:
         """Its outcome is durable. Its key may have one that undoes it."""
         record = self._open.pop(operation).record
         if self._by_key[record.key].id == operation:
             del self._by_key[record.key]
 
-    def known(self, operation: str) -> Live:
+    def get(self, operation: str) -> OpenEntry:
         """The operation of that id. Raises OperationUnknown, for one that is over too."""
         live = self._open.get(operation)
         if live is None or live.ending is not None:
             raise OperationUnknown(operation)
         return live
 
-    def open(self) -> list[OperationRecord]:
+    def list_open(self) -> list[OperationRecord]:
         """All of them, oldest first."""
         return [self._open[operation].record for operation in sorted(self._open)]
 
@@ -86,7 +86,7 @@ class Mirror:
         live = self._open.get(operation)
         return None if live is None else live.record
 
-    def of(self, key: Key) -> OperationRecord | None:
+    def find_by_key(self, key: Key) -> OperationRecord | None:
         """The one of *key*, or the one whose intent is on its way."""
         found = self._by_key.get(key)
         return None if found is None else self.find(found.id) or found

@@ -44,7 +44,7 @@ ONCE = "once"  # the kind of step that is never run again without a decision
 PURE = "pure"  # the kind of step that has no effect, and so nothing to take back
 
 
-class OperationOpen(Exception):
+class OperationAlreadyOpen(Exception):
     """The key has an open operation already."""
 
     def __init__(self, record: OperationRecord) -> None:
@@ -63,7 +63,7 @@ class NotJournaled(Exception):
     """The intent could not be made durable: the operation must not start. str() says why."""
 
 
-class OnceBegan(Exception):
+class OnceStepStarted(Exception):
     """A ONCE step was started: its operation is never begun anew by the journal."""
 
     def __init__(self, record: OperationRecord, step: str) -> None:
@@ -117,7 +117,7 @@ class Note:
 
 
 @attrs.frozen
-class Owned:
+class AppliedSpec:
     """What a key owns from the first effect of an operation on: its row of what was applied."""
 
     kind: str
@@ -169,12 +169,12 @@ class OperationRecord:
         return next((s.name for s in self.steps[::-1] if s.state is StepState.DONE), "")
 
     @property
-    def once_began(self) -> str:
+    def started_once_step(self) -> str:
         """A ONCE step that was started, done or not; empty: there is none."""
         return next((step.name for step in self.steps if step.kind == ONCE), "")
 
     @property
-    def word(self) -> str:
+    def pending_resolution(self) -> str:
         """What a person decided and nobody has begun to carry out; empty: nothing."""
         last = self.notes[-1] if self.notes else None
         return last.what if last is not None and last.who else ""

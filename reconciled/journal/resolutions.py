@@ -21,20 +21,20 @@ from reconciled.durability import sync
 from reconciled.journal.operation_record import Resolution
 
 DIRECTORY = "resolutions"
-EVERYTHING = "ALL"  # in the place of an id: all that a damaged store has left in doubt
-LONGEST = 65536  # bytes; a reason is a sentence
-_WAITS, _TAKEN = ".json", ".taken"
+ALL_OPERATIONS = "ALL"  # in the place of an id: all that a damaged store has left in doubt
+MAX_BYTES = 65536  # bytes; a reason is a sentence
+_PENDING_SUFFIX, _TAKEN_SUFFIX = ".json", ".taken"
 
 
 @attrs.frozen
-class Decided:
+class ResolutionRequest:
     """What a person decided about the operation with the id *operation*, or about EVERYTHING.
 
     at is wall time in seconds.
     """
 
     operation: str
-    what: Resolution
+    resolution: Resolution
     who: str
     why: str
     at: float
@@ -43,20 +43,20 @@ class Decided:
 # -- for the verb ----------------------------------------------------------------------------
 
 
-def put(state: Path, decided: Decided) -> None:
+def submit(state: Path, request: ResolutionRequest) -> None:
     """Leave *decided* for the daemon that runs or comes; durable when this returns.
 
     Raises OSError.
     """
     directory = make_directory(state)
-    file = directory / f"{decided.operation}{_WAITS}"
+    file = directory / f"{request.operation}{_PENDING_SUFFIX}"
     # Of this process alone: two people may decide at once, and one of them is the last.
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     data = {
-        "decision": decided.what.value,
-        "why": decided.why,
-        "who": decided.who,
-        "at": decided.at,
+        "decision": request.resolution.value,
+        "why": request.why,
+        "who": request.who,
+        "at": request.at,
     }
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -71,31 +71,33 @@ def put(state: Path, decided: Decided) -> None:
     sync(directory)
 
 
-def take_back(state: Path, operation: str) -> bool:
+def withdraw(state: Path, operation: str) -> bool:
     """Take back the decision about *operation*; False where the daemon has it already.
 
     Raises OSError.
     """
     try:
-        (state / DIRECTORY / f"{operation}{_WAITS}").unlink()
+        (state / DIRECTORY / f"{operation}{_PENDING_SUFFIX}").unlink()
     except FileNotFoundError:
         return False
     sync(state / DIRECTORY)
     return True
 
 
-def waits(state: Path, operation: str) -> bool:
+def is_pending(state: Path, operation: str) -> bool:
     """Whether a decision about *operation* is there that nobody has settled yet."""
     directory = state / DIRECTORY
-    return any((directory / f"{operation}{suffix}").exists() for suffix in (_WAITS, _TAKEN))
+    return any(
+        (directory / f"{operation}{suffix}").exists() for suffix in (_PENDING_SUFFIX, _TAKEN_SUFFIX)
+    )
 
 
-def pending(state: Path, operation: str) -> Decided | None:
+def read_pending(state: Path, operation: str) -> ResolutionRequest | None:
     """The decision about *operation* that nobody has settled yet.
 
     Raises OSError, and ValueError for what was not written here.
     """
-    for suffix in (_WAITS, _TAKEN):
+    for suffix in (_PENDING_SUFFIX, _TAKEN_SUFFIX):
         try:
             return read(state / DIRECTORY / f"{operation}{suffix}")
         except FileNotFoundError:
@@ -115,22 +117,22 @@ def make_directory(state: Path) -> Path:
     return directory
 
 
-def claim(state: Path) -> list[Path]:
+def take_all(state: Path) -> list[Path]:
     """Take every decision that is there; the files of all that are taken. Raises OSError.
 
     Those that an earlier daemon has taken and not settled are among them.
     """
     directory = state / DIRECTORY
-    for file in directory.glob(f"*{_WAITS}"):
+    for file in directory.glob(f"*{_PENDING_SUFFIX}"):
         if not file.name.startswith("."):
-            file.replace(file.with_suffix(_TAKEN))
-    return sorted(directory.glob(f"*{_TAKEN}"))
+            file.replace(file.with_suffix(_TAKEN_SUFFIX))
+    return sorted(directory.glob(f"*{_TAKEN_SUFFIX}"))
 
 
-def read(file: Path) -> Decided:
+def read(file: Path) -> ResolutionRequest:
     """The decision in *file*. Raises OSError, and ValueError for what was not written here."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
-        text = opened.read(LONGEST)
+        text = opened.read(MAX_BYTES)
     try:
         data: Any = json.loads(text)
         who, why, at = data["who"], data["why"], data["at"]
@@ -139,10 +141,10 @@ def read(file: Path) -> Decided:
         raise ValueError(f"{file} is no decision that reconciled wrote") from error
     if not (isinstance(who, str) and who and isinstance(why, str) and isinstance(at, int | float)):
         raise ValueError(f"{file} does not say who decided, why and when")
-    return Decided(file.stem, what, who, why, float(at))
+    return ResolutionRequest(file.stem, what, who, why, float(at))
 
 
-def settled(file: Path) -> None:
+def remove_finished(file: Path) -> None:
     """Remove the file of a decision that has been acted on. Raises OSError."""
     file.unlink(missing_ok=True)
     sync(file.parent)

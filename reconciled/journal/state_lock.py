@@ -150,8 +150,8 @@ def _prepare(state: Path) -> tuple[str, ...]:
             raise StateRefused(f"{state} is not a directory") from exc
         raise StateRefused(f"{state} cannot be opened: {exc.strerror}") from exc
     try:
-        _judge_owner(state, os.fstat(handle))
-        return _judge_file_system(state, file_system(handle))
+        _check_owner(state, os.fstat(handle))
+        return _check_file_system(state, file_system(handle))
     finally:
         os.close(handle)
 
@@ -165,7 +165,7 @@ def _make(state: Path) -> None:
     sync(state.parent)
 
 
-def _judge_owner(state: Path, status: os.stat_result) -> None:
+def _check_owner(state: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise StateRefused(
             f"{state} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: run as its "
@@ -178,7 +178,7 @@ def _judge_owner(state: Path, status: os.stat_result) -> None:
         )
 
 
-def _judge_file_system(state: Path, kind: str | None) -> tuple[str, ...]:
+def _check_file_system(state: Path, kind: str | None) -> tuple[str, ...]:
     if kind is None:
         return (f"the file system of {state} is unknown: it has to be a local one",)
     if kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):

@@ -23,29 +23,29 @@ class BoundLog(structlog.BoundLoggerBase):
 
     def debug(self, event: str, /, *args: Any, **fields: Any) -> None:
         """For who develops: each decision."""
-        self._say("debug", event, args, fields)
+        self._emit("debug", event, args, fields)
 
     def info(self, event: str, /, *args: Any, **fields: Any) -> None:
         """Something was done, or a state has changed."""
-        self._say("info", event, args, fields)
+        self._emit("info", event, args, fields)
 
     def warning(self, event: str, /, *args: Any, **fields: Any) -> None:
         """Somebody should look at it some day."""
-        self._say("warning", event, args, fields)
+        self._emit("warning", event, args, fields)
 
     def error(self, event: str, /, *args: Any, **fields: Any) -> None:
         """Something is not as declared, and will not become so by itself."""
-        self._say("error", event, args, fields)
+        self._emit("error", event, args, fields)
 
     def critical(self, event: str, /, *args: Any, **fields: Any) -> None:
         """The daemon itself is at fault."""
-        self._say("critical", event, args, fields)
+        self._emit("critical", event, args, fields)
 
     def exception(self, event: str, /, *args: Any, **fields: Any) -> None:
         """error() with the traceback of the exception that is being handled."""
         self.error(event, *args, **{"exc_info": True, **fields})
 
-    def _say(self, level: str, event: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+    def _emit(self, level: str, event: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         if args:
             fields = {"args": args, **fields}
         # Not as keyword arguments: those of the parent's method would collide with fields.
@@ -59,7 +59,7 @@ class BoundLog(structlog.BoundLoggerBase):
         self._logger.line(*line)
 
 
-def _silent(_self: BoundLog, _event: str, /, *_args: Any, **_fields: Any) -> None:
+def _nop(_self: BoundLog, _event: str, /, *_args: Any, **_fields: Any) -> None:
     return None
 
 
@@ -78,6 +78,6 @@ def set_level(loggers: type[BoundLog], level: str) -> None:
     threshold = LEVELS.index(level)
     for position, name in enumerate(LEVELS):
         if position < threshold:
-            setattr(loggers, name, _silent)
+            setattr(loggers, name, _nop)
         elif name in vars(loggers):
             delattr(loggers, name)

@@ -29,11 +29,11 @@ class Descriptor(Protocol):
     """Where bytes go. write() may be called by any thread, one at a time."""
 
     @property
-    def number(self) -> int:
+    def fd(self) -> int:
         """For waiting until it is writable; -1 if there is nothing to wait for."""
 
     @property
-    def terminal(self) -> bool:
+    def is_terminal(self) -> bool:
         """Whether a person reads it."""
 
     def write(self, data: bytes) -> int:
@@ -48,26 +48,26 @@ class Descriptor(Protocol):
 
 @attrs.define(eq=False)
 class _Reopened:
-    number: int
-    terminal: bool
+    fd: int
+    is_terminal: bool
 
     def write(self, data: bytes) -> int:
         try:
-            return os.write(self.number, data)
+            return os.write(self.fd, data)
         except BlockingIOError:
             return 0
 
     def close(self) -> None:
-        os.close(self.number)
+        os.close(self.fd)
 
 
 @attrs.define(eq=False)
 class _Socket:
     _socket: socket.socket
-    terminal: bool = False
+    is_terminal: bool = False
 
     @property
-    def number(self) -> int:
+    def fd(self) -> int:
         return self._socket.fileno()
 
     def write(self, data: bytes) -> int:
@@ -81,40 +81,40 @@ class _Socket:
 
 
 @attrs.define(eq=False)
-class _Prompt:
-    number: int
-    terminal: bool = False
+class _FileOrDevice:
+    fd: int
+    is_terminal: bool = False
 
     def write(self, data: bytes) -> int:
-        return os.write(self.number, data)
+        return os.write(self.fd, data)
 
     def close(self) -> None:
-        os.close(self.number)
+        os.close(self.fd)
 
 
 @attrs.define(eq=False)
 class _Polled:
-    number: int
-    terminal: bool
+    fd: int
+    is_terminal: bool
 
     def write(self, data: bytes) -> int:
         poller = select.poll()
-        poller.register(self.number, select.POLLOUT)
+        poller.register(self.fd, select.POLLOUT)
         if not poller.poll(0):
             return 0
         try:
-            return os.write(self.number, data[: select.PIPE_BUF])
+            return os.write(self.fd, data[: select.PIPE_BUF])
         except BlockingIOError:  # somebody else made the shared description non-blocking
             return 0
 
     def close(self) -> None:
-        os.close(self.number)
+        os.close(self.fd)
 
 
 @attrs.define(eq=False)
 class _Closed:
-    number: int = -1
-    terminal: bool = False
+    fd: int = -1
+    is_terminal: bool = False
 
     def write(self, data: bytes) -> int:
         raise BrokenPipeError(f"there is nowhere to write {len(data)} bytes to")
@@ -137,7 +137,7 @@ def open_descriptor(inherited: int) -> Descriptor:
     if stat.S_ISSOCK(status.st_mode):
         return _Socket(socket.socket(fileno=duplicate))
     if not stat.S_ISFIFO(status.st_mode) and not terminal:
-        return _Prompt(duplicate)
+        return _FileOrDevice(duplicate)
     reopened = _reopen(duplicate, status)
     if reopened is None:
         return _Polled(duplicate, terminal)

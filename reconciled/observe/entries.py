@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 
 from reconciled.observe.kinds import MESSAGE_IDS
-from reconciled.observe.lines import NUMBERS, encoded, escaped, shown
+from reconciled.observe.lines import NUMBERS, encoded, escaped, format_value
 
 PREFIX = "RECONCILED_"
 IDENTIFIER = "reconciled"
@@ -33,16 +33,16 @@ _KNOWN = {"traceback": "TRACEBACK", "errno": "ERRNO"}
 _NO_NAME = re.compile("[^A-Z0-9_]")
 # Of one field, and of the words that say why; the field of the entry has it whole.
 _LONGEST, _LONGEST_WHY = 200, 1000
-_WHY = ("reason", "error")
+_REASON_FIELDS = ("reason", "error")
 # A line for each of them: to be copied, or to be read as a list.
-_BELOW = ("evidence", "where", "settle", "report", "look_at")
-_MORE = (*_BELOW, "traceback")
+_OWN_LINE_FIELDS = ("evidence", "where", "settle", "report", "look_at")
+_MULTILINE_FIELDS = (*_OWN_LINE_FIELDS, "traceback")
 # Told by the message in a way of its own, or by another field of it.
-_TOLD = frozenset({"key", *_WHY, *_BELOW, "traceback", "errno"})
+_SHOWN_ELSEWHERE = frozenset({"key", *_REASON_FIELDS, *_OWN_LINE_FIELDS, "traceback", "errno"})
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
-def identifier_of(environment: Mapping[str, str]) -> str:
+def syslog_identifier(environment: Mapping[str, str]) -> str:
     """``reconciled``, or ``reconciled-NAME`` for an instance.
 
     The manager tells nobody what SyslogIdentifier= is; in the shipped units the runtime directory
@@ -54,7 +54,7 @@ def identifier_of(environment: Mapping[str, str]) -> str:
 
 
 @attrs.frozen
-class JournalEntries:
+class JournaldRenderer:
     """Renders lines as entries of *identifier*, by which ``journalctl -t`` finds them."""
 
     identifier: str = IDENTIFIER
@@ -80,7 +80,7 @@ class JournalEntries:
         entry = encoded(head + "".join(rows))
         if len(rows) == len(pairs):
             return entry
-        return entry + b"".join(_long(name, text) for name, text in pairs if "\n" in text)
+        return entry + b"".join(_binary_field(name, text) for name, text in pairs if "\n" in text)
 
 
 def message(event: str, fields: Mapping[str, Any]) -> str:
@@ -88,20 +88,20 @@ def message(event: str, fields: Mapping[str, Any]) -> str:
     text = _plain_name(event)
     key = fields.get("key")
     if key is not None:
-        text += f" {_words(key, _LONGEST)}"
-    for name in _WHY:
+        text += f" {_format_value(key, _LONGEST)}"
+    for name in _REASON_FIELDS:
         if fields.get(name):
-            text += f": {_words(fields[name], _LONGEST_WHY)}"
+            text += f": {_format_value(fields[name], _LONGEST_WHY)}"
     rest = [
-        f"{_plain_name(name)}={_cut(shown(value), _LONGEST)}"
+        f"{_plain_name(name)}={_cut(format_value(value), _LONGEST)}"
         for name, value in fields.items()
-        if value is not None and name not in _TOLD
+        if value is not None and name not in _SHOWN_ELSEWHERE
     ]
     if rest:
         text += f" ({' '.join(rest)})"
-    if fields.keys().isdisjoint(_MORE):
+    if fields.keys().isdisjoint(_MULTILINE_FIELDS):
         return text
-    for name in _BELOW:
+    for name in _OWN_LINE_FIELDS:
         if name in fields:
             text += "".join(f"\n  {name}: {row}" for row in _rows(fields[name]))
     traceback = fields.get("traceback")
@@ -113,18 +113,18 @@ def message(event: str, fields: Mapping[str, Any]) -> str:
 
 def _rows(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
-    return [_words(each, _LONGEST_WHY) for each in values if each is not None]
+    return [_format_value(each, _LONGEST_WHY) for each in values if each is not None]
 
 
-def _words(value: Any, longest: int) -> str:
-    return _cut(escaped(value) if isinstance(value, str) else shown(value), longest)
+def _format_value(value: Any, longest: int) -> str:
+    return _cut(escaped(value) if isinstance(value, str) else format_value(value), longest)
 
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def _long(name: str, text: str) -> bytes:
+def _binary_field(name: str, text: str) -> bytes:
     data = encoded(text)
     return b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data)
 

@@ -25,21 +25,23 @@ _BUFFER = 8 << 20
 # Bytes. Some machines allow datagrams of megabytes: one of them would keep all others waiting.
 _LARGE = 1 << 16
 # There is no journal now, as its socket is made anew, say. ENOENT: not even the file of it.
-_GONE = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ENOENT})
+_UNAVAILABLE = frozenset(
+    {errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ENOENT}
+)
 _TOO_LARGE = frozenset({errno.EMSGSIZE, errno.ENOBUFS})
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 @attrs.define(eq=False)
-class JournalSocket:
+class JournaldSocket:
     """A Descriptor (see descriptor) that takes whole records; made by open_journal()."""
 
     _socket: socket.socket
     _path: str
-    terminal: bool = False
+    is_terminal: bool = False
 
     @property
-    def number(self) -> int:
+    def fd(self) -> int:
         """For waiting until it is writable."""
         return self._socket.fileno()
 
@@ -53,7 +55,7 @@ class JournalSocket:
         except BlockingIOError:
             return 0
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in _UNAVAILABLE:
                 raise
         try:
             self._socket.connect(self._path)
@@ -84,14 +86,14 @@ class JournalSocket:
         return len(data)
 
 
-def open_journal(
-    environment: Mapping[str, str], descriptor: int, *, insist: bool, path: str
-) -> JournalSocket | None:
+def open_journald(
+    environment: Mapping[str, str], descriptor: int, *, force: bool, path: str
+) -> JournaldSocket | None:
     """A way to the journal where *descriptor* leads there by the manager's hand; None elsewhere.
 
     insist: also where it does not. None then means that there is no journal.
     """
-    if not insist and environment.get("JOURNAL_STREAM") != _identity(descriptor):
+    if not force and environment.get("JOURNAL_STREAM") != _identity(descriptor):
         return None
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -101,7 +103,7 @@ def open_journal(
         opened.close()
         return None
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-    return JournalSocket(opened, path)
+    return JournaldSocket(opened, path)
 
 
 def _identity(descriptor: int) -> str:

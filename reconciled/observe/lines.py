@@ -42,13 +42,13 @@ Renderer = Callable[[str, str, str, Mapping[str, Any]], bytes]
 
 
 @attrs.define(eq=False)
-class Stamp:
+class TimestampFormatter:
     """RFC 3339 times in UTC with milliseconds. Threads may share it."""
 
     # The newest second and its text: formatting it costs more than the rest of a short line.
     _last: tuple[int, str] = attrs.field(default=(-1, ""), init=False)
 
-    def of(self, seconds: float) -> str:
+    def format(self, seconds: float) -> str:
         """*seconds* since the epoch, as ``2026-01-31T23:59:59.999Z``."""
         # Rounded, as a time that was computed may be a hair below what it means.
         whole, milliseconds = divmod(round(seconds * 1000), 1000)
@@ -90,7 +90,7 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A field's plain *value* for a person: bare where that is clear, otherwise quoted."""
     if isinstance(value, str):
         if _BARE.fullmatch(value) and not _CONTROL.search(value):
@@ -114,7 +114,7 @@ def _text(moment: str, level: str, event: str, fields: Mapping[str, Any], *, col
     traceback = fields.get("traceback")
     names = [name for name in _FIRST if name in fields]
     names += [name for name in fields if name not in _FIRST and name != "traceback"]
-    told = " ".join(f"{dim}{escaped(name)}={reset}{shown(fields[name])}" for name in names)
+    told = " ".join(f"{dim}{escaped(name)}={reset}{format_value(fields[name])}" for name in names)
     head = f"{dim}{moment}{reset} {shade}{level:<8}{reset} {bold}{escaped(event):<{_EVENT_WIDTH}}"
     line = f"{head}{reset} {told}".rstrip()
     if isinstance(traceback, str):

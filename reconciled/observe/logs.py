@@ -22,24 +22,24 @@ import attrs
 import structlog
 import trio
 
-from reconciled.core.folding import Folder, Recovery, Summary, Suppress
+from reconciled.core.folding import Recovery, RepeatFilter, Summary, Suppress
 from reconciled.observe import stdlib_logging
 from reconciled.observe.bound_log import LEVELS, BoundLog, bound_log_class, set_level
 from reconciled.observe.descriptor import Descriptor, open_descriptor
-from reconciled.observe.entries import JournalEntries, identifier_of, message
-from reconciled.observe.journald import SOCKET, open_journal
+from reconciled.observe.entries import JournaldRenderer, message, syslog_identifier
+from reconciled.observe.journald import SOCKET, open_journald
 from reconciled.observe.lines import (
     Renderer,
-    Stamp,
+    TimestampFormatter,
     colour_line,
     encoded,
     json_line,
     text_line,
 )
-from reconciled.observe.redaction import REDACTED, Redactor, names_secret
+from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
 from reconciled.observe.sink import Sink
 from reconciled.observe.subjects import UNFOLDED, folding_line
-from reconciled.observe.values import message_of, plain, traceback_of
+from reconciled.observe.values import message_of, plain_data, traceback_of
 
 _SUMMARY_EVERY = 1.0  # seconds between looks for summaries that are due
 
@@ -53,16 +53,16 @@ class Logs:
     _render: Renderer
     _wall: Callable[[], float]
     _clock: Callable[[], float]
-    _stamp: Stamp
+    _stamp: TimestampFormatter
     # Where the journal is written to by its own protocol: standard error, which leads there too.
-    _spare: Descriptor | None = None
+    _fallback: Descriptor | None = None
     _loggers: type[BoundLog] = attrs.field(factory=bound_log_class, init=False)
-    _folder: Folder = attrs.field(factory=Folder, init=False)
+    _folder: RepeatFilter = attrs.field(factory=RepeatFilter, init=False)
     # Re-entrant, as a finalizer may log in the midst of it; _folding tells, and then nothing folds.
     _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
     _folding: bool = attrs.field(default=False, init=False)
     _level: str = attrs.field(default="info", init=False)
-    _adoption: stdlib_logging.Adoption | None = attrs.field(default=None, init=False)
+    _stdlib_capture: stdlib_logging.StdlibCapture | None = attrs.field(default=None, init=False)
     log: BoundLog = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -82,17 +82,17 @@ class Logs:
         """From now on, for every logger that was ever bound. Raises ValueError for no level."""
         set_level(self._loggers, level)
         self._level = level
-        if self._adoption is not None:
-            self._adoption.follow(level)
+        if self._stdlib_capture is not None:
+            self._stdlib_capture.set_level(level)
 
-    def adopt(self) -> None:
+    def capture_stdlib(self) -> None:
         """Take over the lines of the logging module, of warnings, and of structlog.get_logger().
 
         Changes global state of these modules, once; close() changes it back.
         """
-        if self._adoption is not None:
+        if self._stdlib_capture is not None:
             return
-        self._adoption = stdlib_logging.adopt(self.log, self._level)
+        self._stdlib_capture = stdlib_logging.capture_stdlib(self.log, self._level)
         structlog.configure(
             processors=self._processors(),
             wrapper_class=self._loggers,
@@ -101,20 +101,20 @@ class Logs:
             cache_logger_on_first_use=False,
         )
 
-    def recovered(self, key: str) -> None:
+    def report_recovery(self, key: str) -> None:
         """*key* is as desired: say so if a fault of it was told. Cheap when there was none.
 
         For a source, whose lines have the fields controller and source: ``CONTROLLER: SOURCE``.
         """
         now = self._clock()
-        with self._exclusive():
-            ended = self._folder.recovered(key, now)
+        with self._lock_folder():
+            ended = self._folder.mark_recovered(key, now)
         for recovery in ended:
-            self._tell_recovery(recovery, now)
+            self._log_recovery(recovery, now)
 
     def forget(self, key: str) -> None:
         """*key* has gone: drop what is remembered about it."""
-        with self._exclusive():
+        with self._lock_folder():
             self._folder.forget(key)
 
     async def serve(self) -> None:
@@ -123,39 +123,39 @@ class Logs:
             nursery.start_soon(self.sink.flush_forever, name="log flusher")
             nursery.start_soon(self._summarise_forever, name="log summaries")
 
-    def last_words(self, level: str, event: str, **fields: Any) -> bool:
+    def log_from_thread(self, level: str, event: str, **fields: Any) -> bool:
         """Write a line, unfolded, from a thread that may not rely on the others.
 
         False: another thread hangs while it holds the sink, and the line was lost.
         """
-        shown = self._explain(None, level, {"event": event, **fields})
-        line = self._finish(None, level, self._plain(None, level, shown))
+        shown = self._add_error_fields(None, level, {"event": event, **fields})
+        line = self._render_line(None, level, self._to_plain_data(None, level, shown))
         return self.sink.write_from_thread(line)
 
     def close(self, timeout: float = 0.2) -> None:
         """Write everything that is left, for *timeout* seconds at most. Any thread."""
-        if self._adoption is not None:
-            self._adoption.release()
-            self._adoption = None
+        if self._stdlib_capture is not None:
+            self._stdlib_capture.restore()
+            self._stdlib_capture = None
             structlog.reset_defaults()
         now = self._clock()
-        with self._exclusive(timeout) as held:
+        with self._lock_folder(timeout) as held:
             summaries = self._folder.flush_all(now) if held else []
         for summary in summaries:
             self.sink.write_from_thread(self._summary_line(summary, now))
         missing = self.sink.close(timeout)
-        if self._spare is not None:
-            self._tell_missing(missing, self._spare)
-            self._spare = None
+        if self._fallback is not None:
+            self._report_dropped(missing, self._fallback)
+            self._fallback = None
 
     def line(self, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
         """The rendered line of an event whose fields are plain data already."""
-        return self._render(self._stamp.of(self._wall()), level, event, fields)
+        return self._render(self._stamp.format(self._wall()), level, event, fields)
 
     @contextlib.contextmanager
-    def _exclusive(self, patience: float = -1) -> Iterator[bool]:
+    def _lock_folder(self, timeout: float = -1) -> Iterator[bool]:
         """The folder for us alone; False where we interrupted its holder, or it hangs."""
-        if not self._lock.acquire(timeout=patience):
+        if not self._lock.acquire(timeout=timeout):
             yield False
             return
         outermost, self._folding = not self._folding, True
@@ -166,9 +166,11 @@ class Logs:
             self._lock.release()
 
     def _processors(self) -> list[Any]:
-        return [self._explain, self._plain, self._fold, self._finish]
+        return [self._add_error_fields, self._to_plain_data, self._fold, self._render_line]
 
-    def _explain(self, _logger: Any, _level: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _add_error_fields(
+        self, _logger: Any, _level: str, fields: dict[str, Any]
+    ) -> dict[str, Any]:
         given = fields.pop("exc_info", None)
         error = fields.get("error")
         if given is True:
@@ -188,12 +190,12 @@ class Logs:
             fields["error"] = message_of(error)
         return fields
 
-    def _plain(self, _logger: Any, _level: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _to_plain_data(self, _logger: Any, _level: str, fields: dict[str, Any]) -> dict[str, Any]:
         redactor = self.redactor
         for name, value in fields.items():
             if name == "exc_info":
                 continue
-            fields[name] = REDACTED if names_secret(name) else plain(value, redactor)
+            fields[name] = REDACTED if is_secret_name(name) else plain_data(value, redactor)
         return fields
 
     def _fold(self, _logger: Any, level: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -215,12 +217,12 @@ class Logs:
             self.sink.write(self._summary_line(verdict.before, now))
         if verdict.repeated:
             fields["repeated"] = verdict.repeated
-            fields["since"] = self._moment(verdict.since, now)
+            fields["since"] = self._timestamp(verdict.since, now)
         if verdict.changes:
             fields["changes"] = verdict.changes
         return fields
 
-    def _finish(self, _logger: Any, level: str, fields: dict[str, Any]) -> bytes:
+    def _render_line(self, _logger: Any, level: str, fields: dict[str, Any]) -> bytes:
         error = fields.pop("exc_info", None)
         if error is not None:
             fields["traceback"] = traceback_of(error, self.redactor)
@@ -230,7 +232,7 @@ class Logs:
         while True:
             await trio.sleep(_SUMMARY_EVERY)
             now = self._clock()
-            with self._exclusive():
+            with self._lock_folder():
                 summaries = self._folder.flush_due(now)
             for summary in summaries:
                 self.sink.write(self._summary_line(summary, now))
@@ -238,31 +240,31 @@ class Logs:
     def _summary_line(self, summary: Summary, now: float) -> bytes:
         fields = dict(summary.line.fields)
         fields["repeated"] = summary.repeated
-        fields["since"] = self._moment(summary.since, now)
+        fields["since"] = self._timestamp(summary.since, now)
         if summary.changes:
             fields["changes"] = summary.changes
         if summary.ended:
             fields["recovered"] = True
         return self.line(summary.line.level, summary.line.event, fields)
 
-    def _tell_recovery(self, recovery: Recovery, now: float) -> None:
+    def _log_recovery(self, recovery: Recovery, now: float) -> None:
         fields: dict[str, Any] = {
             "fault": recovery.line.event,
-            "since": self._moment(recovery.since, now),
+            "since": self._timestamp(recovery.since, now),
         }
         if recovery.repeated:
             fields["repeated"] = recovery.repeated
         self.log.info("fault.recovered", **{**recovery.line.fields, **fields})
 
-    def _tell_missing(self, count: int, spare: Descriptor) -> None:
+    def _report_dropped(self, count: int, spare: Descriptor) -> None:
         """The journal took nothing to the end: what it reads by standard error waits for it."""
         with contextlib.suppress(OSError):
             if count:
                 spare.write(encoded(f"<4>{message('log.dropped', {'count': count})}\n"))
             spare.close()
 
-    def _moment(self, then: float, now: float) -> str:
-        return self._stamp.of(self._wall() - (now - then))
+    def _timestamp(self, then: float, now: float) -> str:
+        return self._stamp.format(self._wall() - (now - then))
 
 
 @attrs.define(eq=False)
@@ -296,20 +298,20 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
     RUNTIME_DIRECTORY, NO_COLOR and TERM are looked at. *clock* times the folding and must be
     monotonic; *wall* stamps lines.
     """
-    stamp = Stamp()
+    stamp = TimestampFormatter()
     native = None
     if style in ("auto", "journal"):
         insist = style == "journal"
-        native = open_journal(environment, descriptor, insist=insist, path=journal)
+        native = open_journald(environment, descriptor, force=insist, path=journal)
     inherited = open_descriptor(descriptor)
     opened, spare = (native, inherited) if native else (inherited, None)
     if native is not None:
-        render: Renderer = JournalEntries(identifier_of(environment))
+        render: Renderer = JournaldRenderer(syslog_identifier(environment))
     else:
-        render = _renderer(style, environment, terminal=opened.terminal)
+        render = _renderer(style, environment, terminal=opened.is_terminal)
 
     def announce(count: int) -> bytes:
-        return render(stamp.of(wall()), "warning", "log.dropped", {"count": count})
+        return render(stamp.format(wall()), "warning", "log.dropped", {"count": count})
 
     sink = Sink(opened, announce, datagrams=native is not None)
     logs = Logs(sink, Redactor(), render, wall, clock, stamp, spare)

@@ -47,12 +47,12 @@ _SCHEME = re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{4,}", re.IGNORECASE)
 
 # A memo of a pure function: the same few names come with every line.
 @functools.lru_cache(maxsize=1024)
-def names_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a value under *name* is to be hidden whatever it is."""
     return _NAME.search(name) is not None
 
 
-def _disguises(value: str) -> Iterator[str]:
+def _encodings(value: str) -> Iterator[str]:
     yield value
     yield repr(value)[1:-1]
     yield quote(value, safe="")
@@ -69,7 +69,7 @@ def _parts(credential: str) -> Iterator[str]:
     """What of a credential may be a secret by itself; its keywords and addresses are not."""
     for name, *values in _SETTING.findall(credential):
         value = "".join(values).partition(" #")[0].strip()
-        if names_secret(name) and len(value) >= SHORTEST_CREDENTIAL:
+        if is_secret_name(name) and len(value) >= SHORTEST_CREDENTIAL:
             yield value
     for word in _WORD.findall(credential):
         if not word.startswith("//") and _RANDOM.search(word):
@@ -82,7 +82,7 @@ class Redactor:
 
     _pattern: re.Pattern[str] | None = attrs.field(default=None, init=False)
     _values: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    _shapes: set[str] = attrs.field(factory=set, init=False)
+    _encoded_forms: set[str] = attrs.field(factory=set, init=False)
     _long: tuple[str, ...] = attrs.field(default=(), init=False)
     # Put together when the next text comes: thousands of keys may bring a secret each at once.
     _stale: bool = attrs.field(default=False, init=False)
@@ -106,7 +106,7 @@ class Redactor:
 
     def _add(self, value: str, parts: Iterable[str]) -> None:
         self._values |= {value}
-        self._shapes.update(_disguises(value), parts)
+        self._encoded_forms.update(_encodings(value), parts)
         self._stale = True
 
     def register_all(self, data: object) -> None:
@@ -118,7 +118,7 @@ class Redactor:
             return
         if isinstance(data, Mapping):
             for name, value in data.items():
-                if isinstance(value, str) and names_secret(str(name)):
+                if isinstance(value, str) and is_secret_name(str(name)):
                     self.register(value)
                 else:
                     self.register_all(value)
@@ -129,7 +129,7 @@ class Redactor:
     def _compile(self) -> None:
         self._stale = False
         # Longest first: one secret may be a part of another.
-        ordered = sorted(self._shapes, key=lambda shape: (-len(shape), shape))
+        ordered = sorted(self._encoded_forms, key=lambda shape: (-len(shape), shape))
         self._long = tuple(shape for shape in ordered if len(shape) > _LONG)
         short = ordered[len(self._long) :]
         self._pattern = re.compile("|".join(map(re.escape, short))) if short else None

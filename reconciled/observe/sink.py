@@ -34,10 +34,12 @@ from reconciled.observe.descriptor import Descriptor
 MAX_BYTES = 1 << 20
 MAX_LINES = 8192
 _BATCH = 64  # records of a stream that one write() takes from the buffer
-_TURN = 500  # writes in a row: then others get their turn, of the event loop or of the lock
-_AGAIN = 0.05  # seconds between tries where waiting for the descriptor is no help
+_WRITES_PER_TURN = (
+    500  # writes in a row: then others get their turn, of the event loop or of the lock
+)
+_RETRY_DELAY = 0.05  # seconds between tries where waiting for the descriptor is no help
 # How long a thread waits for the lock: far longer than any holder needs, unless it is hung.
-_PATIENCE = 0.2
+_LOCK_TIMEOUT = 0.2
 
 
 @attrs.frozen
@@ -59,7 +61,7 @@ class Sink:
 
     _descriptor: Descriptor
     # Makes the record that says how many are missing.
-    _announce: Callable[[int], bytes]
+    _drop_record: Callable[[int], bytes]
     max_bytes: int = MAX_BYTES
     max_lines: int = MAX_LINES
     datagrams: bool = False
@@ -79,8 +81,8 @@ class Sink:
     _closed: bool = attrs.field(default=False, init=False)
     _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
     # The lock is held, so that whoever gets it now has interrupted its own thread.
-    _inside: bool = attrs.field(default=False, init=False)
-    _interrupting: deque[bytes] = attrs.field(factory=deque, init=False)
+    _is_held: bool = attrs.field(default=False, init=False)
+    _reentrant: deque[bytes] = attrs.field(factory=deque, init=False)
     # Wakes flush_forever() from any thread; None while it does not run.
     _wake: Callable[[], None] | None = attrs.field(default=None, init=False)
 
@@ -89,13 +91,13 @@ class Sink:
         return f"<Sink written={now.written} waiting={now.waiting} dropped={now.dropped}>"
 
     @property
-    def terminal(self) -> bool:
+    def is_terminal(self) -> bool:
         """Whether a person reads it."""
-        return self._descriptor.terminal
+        return self._descriptor.is_terminal
 
     def fileno(self) -> int:
         """For faulthandler, which writes by itself: standard error, unless a stream is ours."""
-        return self._descriptor.number if self._descriptor.number >= 0 and not self.datagrams else 2
+        return self._descriptor.fd if self._descriptor.fd >= 0 and not self.datagrams else 2
 
     def statistics(self) -> SinkStatistics:
         """What became of the records so far."""
@@ -112,7 +114,7 @@ class Sink:
 
         False: the lock's holder hangs, and the record was lost.
         """
-        if not self._lock.acquire(timeout=_PATIENCE):
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT):
             return False
         try:
             self._write_or_queue(record)
@@ -134,11 +136,11 @@ class Sink:
         try:
             while True:
                 if self._waiting:
-                    await self._until_writable()
-                    with self._locked(_PATIENCE) as held:
+                    await self._wait_writable()
+                    with self._locked(_LOCK_TIMEOUT) as held:
                         progress = held and self._flush()
                     if self._waiting and not progress:
-                        await trio.sleep(_AGAIN)
+                        await trio.sleep(_RETRY_DELAY)
                 else:
                     await waiting.wait()
                     waiting = trio.Event()
@@ -160,32 +162,32 @@ class Sink:
                 if not self._poll(left):
                     break
                 if not self._flush():  # writable, and nobody there: a journal that is stopped
-                    time.sleep(min(left, _AGAIN))
-            self._give_up()
+                    time.sleep(min(left, _RETRY_DELAY))
+            self._drop_waiting()
             self._closed = True
             with contextlib.suppress(OSError):
                 self._descriptor.close()
             return self._unannounced
 
     def _write_or_queue(self, record: bytes) -> None:
-        if self._inside:
-            self._interrupting.append(record)
+        if self._is_held:
+            self._reentrant.append(record)
             return
-        self._inside = True
+        self._is_held = True
         try:
             self._write(record)
-            while self._interrupting:
-                self._write(self._interrupting.popleft())
+            while self._reentrant:
+                self._write(self._reentrant.popleft())
         finally:
-            self._inside = False
+            self._is_held = False
 
     def _write(self, data: bytes) -> None:
         self._accepted += 1
-        if self._closed or (self._unannounced and not self._announced()):
+        if self._closed or (self._unannounced and not self._announce_dropped()):
             self._drop(1)
             return
         if self._waiting:
-            self._keep(data)
+            self._buffer(data)
             return
         try:
             count = self._descriptor.write(data)
@@ -202,7 +204,7 @@ class Sink:
         if self._waiting and self._wake is not None:
             self._wake()
 
-    def _keep(self, data: bytes) -> None:
+    def _buffer(self, data: bytes) -> None:
         if self._bytes + len(data) > self.max_bytes or len(self._waiting) >= self.max_lines:
             self._drop(1)
             return
@@ -218,11 +220,11 @@ class Sink:
         self._dropped += count
         self._unannounced += count
 
-    def _announced(self) -> bool:
+    def _announce_dropped(self) -> bool:
         """Put the announcement of what is missing behind what waits, if there is room."""
         if self._bytes * 2 > self.max_bytes or len(self._waiting) * 2 > self.max_lines:
             return False
-        record = self._announce(self._unannounced)
+        record = self._drop_record(self._unannounced)
         if self._torn:
             record = b"\n" + record
         missing, self._unannounced = self._unannounced, 0
@@ -233,7 +235,7 @@ class Sink:
     def _flush(self) -> bool:
         """Write what goes out without waiting, within a turn; whether anything did."""
         progress = False
-        for _ in range(_TURN):
+        for _ in range(_WRITES_PER_TURN):
             if not self._waiting:
                 break
             try:
@@ -242,14 +244,14 @@ class Sink:
                 if self.datagrams:
                     self._skip()
                 else:
-                    self._give_up()
+                    self._drop_waiting()
                 return True
             if count == 0:
                 return progress
             progress = True
             self._advance(count)
         if self._unannounced and not self._closed:
-            self._announced()
+            self._announce_dropped()
         return progress
 
     def _next(self) -> bytes:
@@ -276,7 +278,7 @@ class Sink:
             self._bytes -= len(data)
             self._written += missing == 0
 
-    def _give_up(self) -> None:
+    def _drop_waiting(self) -> None:
         """Nobody reads: drop what waits, so that a reader who comes later starts with a record."""
         self._torn = self._torn or self._offset > 0
         self._drop(sum(missing == 0 for _, missing in self._waiting))
@@ -284,33 +286,33 @@ class Sink:
         self._waiting.clear()
         self._bytes = self._offset = 0
 
-    async def _until_writable(self) -> None:
+    async def _wait_writable(self) -> None:
         try:
-            await trio.lowlevel.wait_writable(self._descriptor.number)
+            await trio.lowlevel.wait_writable(self._descriptor.fd)
         except (OSError, ValueError):
             # Not a file that can be waited for, or waited for already by somebody else.
-            await trio.sleep(_AGAIN)
+            await trio.sleep(_RETRY_DELAY)
 
     def _poll(self, timeout: float) -> bool:
         poller = select.poll()
-        poller.register(self._descriptor.number, select.POLLOUT)
+        poller.register(self._descriptor.fd, select.POLLOUT)
         return bool(poller.poll(timeout * 1000))
 
     @contextlib.contextmanager
-    def _locked(self, patience: float) -> Iterator[bool]:
-        if not self._lock.acquire(timeout=patience):
+    def _locked(self, timeout: float) -> Iterator[bool]:
+        if not self._lock.acquire(timeout=timeout):
             yield False
             return
         try:
-            if self._inside:
+            if self._is_held:
                 yield False
                 return
-            self._inside = True
+            self._is_held = True
             try:
                 yield True
-                while self._interrupting:
-                    self._write(self._interrupting.popleft())
+                while self._reentrant:
+                    self._write(self._reentrant.popleft())
             finally:
-                self._inside = False
+                self._is_held = False
         finally:
             self._lock.release()

@@ -12,11 +12,11 @@ import attrs
 
 from reconciled.observe.bound_log import BoundLog
 
-EVENT = "log.foreign"
+EVENT = "log.stdlib"
 
 
-class ForeignHandler(logging.Handler):
-    """Hands each record to *log* as ``log.foreign``, with logger and message as fields."""
+class StdlibHandler(logging.Handler):
+    """Hands each record to *log* as ``log.stdlib``, with logger and message as fields."""
 
     def __init__(self, log: BoundLog) -> None:
         super().__init__()
@@ -45,30 +45,30 @@ class ForeignHandler(logging.Handler):
 
 
 @attrs.define(eq=False)
-class Adoption:
+class StdlibCapture:
     """The root logger while its records come to us; release() gives it back as it was."""
 
     _root: logging.Logger
-    _handler: ForeignHandler
+    _handler: StdlibHandler
     _handlers: list[logging.Handler]
     _level: int
 
-    def follow(self, level: str) -> None:
+    def set_level(self, level: str) -> None:
         """Take over what fits to *level* of our own lines."""
         self._root.setLevel(logging.INFO if level == "debug" else logging.WARNING)
 
-    def release(self) -> None:
+    def restore(self) -> None:
         """Undo adopt()."""
         logging.captureWarnings(capture=False)
         self._root.handlers[:] = self._handlers
         self._root.setLevel(self._level)
 
 
-def adopt(log: BoundLog, level: str) -> Adoption:
+def capture_stdlib(log: BoundLog, level: str) -> StdlibCapture:
     """Route the standard logging module, and warnings, into *log*."""
     root = logging.getLogger()
-    adoption = Adoption(root, ForeignHandler(log), list(root.handlers), root.level)
+    adoption = StdlibCapture(root, StdlibHandler(log), list(root.handlers), root.level)
     root.handlers[:] = [adoption._handler]  # noqa: SLF001 - made two lines above
     logging.captureWarnings(capture=True)
-    adoption.follow(level)
+    adoption.set_level(level)
     return adoption

@@ -28,7 +28,7 @@ _SHOWN = 8  # of each list: what does not fit on a screen is in the JSON
 _FRAMES = 3  # of a task that never came back; of the others the innermost one
 
 
-class Fate(enum.Enum):
+class StopOutcome(enum.Enum):
     """What became of a task or a child; the worst first."""
 
     LEFT_BEHIND = "left behind"  # did not end, whatever was tried
@@ -38,7 +38,7 @@ class Fate(enum.Enum):
     FINISHED = "finished"  # by itself, in its time
 
 
-_WORST_FIRST = {fate: position for position, fate in enumerate(Fate)}
+_WORST_FIRST = {fate: position for position, fate in enumerate(StopOutcome)}
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class Straggler:
     name: str
     stage: Stage
     age_s: float
-    fate: Fate
+    outcome: StopOutcome
     key: str = ""
     operation: str = ""
     budget_s: float | None = None
@@ -62,17 +62,17 @@ class Straggler:
 
 
 @attrs.frozen
-class ChildLeft:
+class RunningProgram:
     """A program that was still running when the daemon wanted to leave."""
 
     pid: int
     argv0: str
-    fate: Fate
+    outcome: StopOutcome
     key: str = ""
 
 
 @attrs.frozen
-class LeftOpen:
+class UnfinishedOperation:
     """An operation that is not over: the next start recovers it, and logs the same id."""
 
     id: str
@@ -94,9 +94,9 @@ class StopReport:
     critical_finished: int = 0
     stragglers: tuple[Straggler, ...] = ()
     interrupted: tuple[str, ...] = ()  # keys whose run was cancelled or cut
-    operations: tuple[LeftOpen, ...] = ()
+    operations: tuple[UnfinishedOperation, ...] = ()
     not_served: int = 0  # keys that waited for a run
-    children: tuple[ChildLeft, ...] = ()
+    children: tuple[RunningProgram, ...] = ()
     stacks: tuple[str, ...] = ()  # lines of the dump of a process that hung
     log_lines_dropped: int = 0
 
@@ -119,7 +119,7 @@ class StopReport:
             ],
             "not_served": self.not_served,
             "children": [
-                {"pid": c.pid, "argv0": c.argv0, "key": c.key or None, "fate": c.fate.value}
+                {"pid": c.pid, "argv0": c.argv0, "key": c.key or None, "fate": c.outcome.value}
                 for c in self.children
             ],
             "stacks": list(self.stacks),
@@ -187,12 +187,12 @@ def _straggler_data(straggler: Straggler) -> dict[str, Any]:
         "stage": straggler.stage.name.lower(),
         "age_s": round(straggler.age_s, 3),
         "budget_s": None if budget is None else round(budget, 3),
-        "fate": straggler.fate.value,
+        "fate": straggler.outcome.value,
         "where": list(straggler.where),
     }
 
 
-def verdict(exit_code: int) -> str:
+def describe_exit_code(exit_code: int) -> str:
     """What the exit code of a stop means, in words; empty: all is well."""
     return {
         0: "",
@@ -203,7 +203,7 @@ def verdict(exit_code: int) -> str:
 
 
 def _headline(report: StopReport) -> list[str]:
-    bad = verdict(report.exit_code)
+    bad = describe_exit_code(report.exit_code)
     told = f"NOT CLEAN: {bad}" if bad else "clean"
     # A stop by a signal has the signal as its reason; a crash or a hang has one of its own.
     by = report.reason
@@ -220,7 +220,7 @@ def _headline(report: StopReport) -> list[str]:
 def _stragglers_text(stragglers: tuple[Straggler, ...]) -> list[str]:
     if not stragglers:
         return []
-    ordered = sorted(stragglers, key=lambda s: (_WORST_FIRST[s.fate], -s.age_s, s.name))
+    ordered = sorted(stragglers, key=lambda s: (_WORST_FIRST[s.outcome], -s.age_s, s.name))
     text = [f"Outlived the signal ({len(ordered)}, the worst first):"]
     for straggler in ordered[:_SHOWN]:
         text.extend(_straggler_text(straggler))
@@ -232,20 +232,22 @@ def _straggler_text(straggler: Straggler) -> Iterable[str]:
     what = f", operation {escaped(straggler.operation)}" if straggler.operation else ""
     budget = "" if straggler.budget_s is None else f", budget {straggler.budget_s:.1f} s"
     ended = f"{straggler.age_s:.1f} s after the signal, in {straggler.stage.name}"
-    yield f"  {straggler.fate.value.upper():<11} {name}{what}: {ended}{budget}"
-    frames = _FRAMES if straggler.fate is Fate.LEFT_BEHIND else 1
+    yield f"  {straggler.outcome.value.upper():<11} {name}{what}: {ended}{budget}"
+    frames = _FRAMES if straggler.outcome is StopOutcome.LEFT_BEHIND else 1
     for frame in straggler.where[:frames]:
         yield f"              at {escaped(frame)}"
 
 
-def _children_text(children: tuple[ChildLeft, ...]) -> list[str]:
+def _children_text(children: tuple[RunningProgram, ...]) -> list[str]:
     if not children:
         return []
-    ordered = sorted(children, key=lambda child: (_WORST_FIRST[child.fate], child.pid))
+    ordered = sorted(children, key=lambda child: (_WORST_FIRST[child.outcome], child.pid))
     text = [f"Programs that were still running ({len(ordered)}):"]
     for child in ordered[:_SHOWN]:
         of = f" of {escaped(child.key)}" if child.key else ""
-        text.append(f"  {child.fate.value.upper():<11} pid {child.pid} {escaped(child.argv0)}{of}")
+        text.append(
+            f"  {child.outcome.value.upper():<11} pid {child.pid} {escaped(child.argv0)}{of}"
+        )
     return text + _more(len(ordered))
 
 
@@ -271,17 +273,17 @@ def _keys_text(report: StopReport) -> list[str]:
 
 def _advice(report: StopReport) -> list[str]:
     text = []
-    fates = {straggler.fate for straggler in report.stragglers}
-    if Fate.CUT in fates:
+    fates = {straggler.outcome for straggler in report.stragglers}
+    if StopOutcome.CUT in fates:
         text.append(
             "  reconciled journal list   what was cut, and what the next start does with it"
         )
         text.append(
             "  reconciled budget         whether the budgets fit what operations really take"
         )
-    if Fate.LEFT_BEHIND in fates:
+    if StopOutcome.LEFT_BEHIND in fates:
         text.append("  the frames above          a thread, or code that swallows cancellation")
-    if any(child.fate is Fate.LEFT_BEHIND for child in report.children):
+    if any(child.outcome is StopOutcome.LEFT_BEHIND for child in report.children):
         text.append("  reconciled reap           ends the programs that were left behind")
     if report.stacks:
         text.append(f'  {JSON_NAME}            stacks of all threads, under "stacks"')

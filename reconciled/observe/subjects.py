@@ -34,7 +34,7 @@ def folding_line(level: str, fields: Mapping[str, Any]) -> Line:
         for name, value in fields.items()
         if name not in _VOLATILE and not name.endswith(_DURATION)
     }
-    key = _owner(fields)
+    key = _series_key(fields)
     if level not in FAULTS:
         return Line(fields["event"], level, _subject(stable), key=key, fields=stable)
     reason = next((str(fields[name]) for name in _REASON if fields.get(name)), "")
@@ -48,7 +48,7 @@ def folding_line(level: str, fields: Mapping[str, Any]) -> Line:
     return Line(fields["event"], level, subject, reason, key, stable)
 
 
-def _owner(fields: Mapping[str, Any]) -> str | None:
+def _series_key(fields: Mapping[str, Any]) -> str | None:
     """What recovered() and forget() call it: the key, or a source as ``CONTROLLER: SOURCE``."""
     key = fields.get("key")
     if isinstance(key, str):

@@ -112,8 +112,10 @@ def _view(task: trio.lowlevel.Task, depth: int, now: float) -> TaskView:
         depth=depth,
         where=frames[0] if frames else "",
         cancelled=cancelled,
-        shields=tuple(Shield(_left(scope.deadline, now)) for scope in scopes if scope.shield),
-        deadline=_left(min(deadlines), now) if deadlines else None,
+        shields=tuple(
+            Shield(_seconds_left(scope.deadline, now)) for scope in scopes if scope.shield
+        ),
+        deadline=_seconds_left(min(deadlines), now) if deadlines else None,
     )
 
 
@@ -136,7 +138,7 @@ def _scopes_of(task: trio.lowlevel.Task) -> tuple[bool, list[trio.CancelScope]]:
     return cancelled, scopes
 
 
-def _left(deadline: float, now: float) -> float | None:
+def _seconds_left(deadline: float, now: float) -> float | None:
     return round(deadline - now, 3) if deadline < math.inf else None
 
 

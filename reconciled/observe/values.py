@@ -17,34 +17,34 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
-from reconciled.observe.redaction import REDACTED, Redactor, names_secret
+from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
 
 LONGEST = 4096  # characters of a text
 LONGEST_TRACEBACK = 32768
-_DEEPEST = 4
-_MOST = 64  # items of a collection
-_LEAVES = 5  # members of an exception group that are named
+_MAX_DEPTH = 4
+_MAX_ITEMS = 64  # items of a collection
+_MAX_LEAVES = 5  # members of an exception group that are named
 _INTEGER_LIMIT = 1 << 63  # beyond it readers of JSON lose digits
 
 
-def plain(value: Any, redactor: Redactor, depth: int = 0) -> Any:
+def plain_data(value: Any, redactor: Redactor, depth: int = 0) -> Any:
     """*value* as plain data: None, bool, int, float, str, list or dict."""
     if value is None or value is True or value is False:
         return value
     kind = type(value)
     if kind is str:
-        return text_of(value, redactor)
+        return redacted_text(value, redactor)
     if kind is int and -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
         return value
     if kind is float:
         return value if math.isfinite(value) else repr(value)
     try:
-        return _unusual(value, redactor, depth)
+        return _plain_other(value, redactor, depth)
     except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
         return f"<unprintable {kind.__name__}: {type(exc).__name__}>"
 
 
-def text_of(value: str, redactor: Redactor, longest: int = LONGEST) -> str:
+def redacted_text(value: str, redactor: Redactor, longest: int = LONGEST) -> str:
     """*value* without secrets, cut in the middle if it is longer than *longest* characters."""
     text = redactor.redact(value)
     if len(text) <= longest:
@@ -57,8 +57,10 @@ def message_of(error: BaseException) -> str:
     """What *error* says; of a group the members that are no groups, with their types."""
     if isinstance(error, BaseExceptionGroup):
         leaves = list(_leaves(error))
-        told = "; ".join(f"{type(leaf).__name__}: {message_of(leaf)}" for leaf in leaves[:_LEAVES])
-        more = len(leaves) - _LEAVES
+        told = "; ".join(
+            f"{type(leaf).__name__}: {message_of(leaf)}" for leaf in leaves[:_MAX_LEAVES]
+        )
+        more = len(leaves) - _MAX_LEAVES
         return f"{told}; and {more} more" if more > 0 else told
     try:
         return str(error)
@@ -72,7 +74,7 @@ def traceback_of(error: BaseException, redactor: Redactor) -> str:
         text = "".join(traceback.format_exception(error))
     except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
         text = f"<no traceback of {type(error).__name__}: {type(exc).__name__}>"
-    return text_of(text, redactor, LONGEST_TRACEBACK)
+    return redacted_text(text, redactor, LONGEST_TRACEBACK)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -87,17 +89,17 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return leaves
 
 
-def _unusual(value: Any, redactor: Redactor, depth: int) -> Any:
-    if depth < _DEEPEST and isinstance(value, Mapping):
+def _plain_other(value: Any, redactor: Redactor, depth: int) -> Any:
+    if depth < _MAX_DEPTH and isinstance(value, Mapping):
         return _mapping(value, redactor, depth + 1)
-    if depth < _DEEPEST and isinstance(value, (list, tuple, AbstractSet)):
-        items = [plain(item, redactor, depth + 1) for item in islice(value, _MOST)]
+    if depth < _MAX_DEPTH and isinstance(value, (list, tuple, AbstractSet)):
+        items = [plain_data(item, redactor, depth + 1) for item in islice(value, _MAX_ITEMS)]
         more = len(value) - len(items)
         return [*items, f"…[{more} more]"] if more > 0 else items
-    return text_of(_words(value), redactor)
+    return redacted_text(_text(value), redactor)
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, str):
@@ -114,9 +116,9 @@ def _words(value: Any) -> str:
 def _mapping(value: Mapping[Any, Any], redactor: Redactor, depth: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, item in value.items():
-        if len(result) == _MOST:
-            result["…"] = f"[{len(value) - _MOST} more]"
+        if len(result) == _MAX_ITEMS:
+            result["…"] = f"[{len(value) - _MAX_ITEMS} more]"
             break
-        shown = text_of(name if type(name) is str else repr(name), redactor)
-        result[shown] = REDACTED if names_secret(shown) else plain(item, redactor, depth)
+        shown = redacted_text(name if type(name) is str else repr(name), redactor)
+        result[shown] = REDACTED if is_secret_name(shown) else plain_data(item, redactor, depth)
     return result

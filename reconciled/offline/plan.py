@@ -15,8 +15,8 @@ from reconciled.api import Change, Operation
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.sqlite.store import Applied
 from reconciled.observe.bound_log import BoundLog
-from reconciled.offline.scan import Surveyed
-from reconciled.plugins.manifest_request import Declared
+from reconciled.offline.scan import ControllerScan
+from reconciled.plugins.manifest_request import ManifestRequest
 from reconciled.runtime.plugin_errors import failure_of
 
 TIMEOUT = 60.0  # seconds for one key
@@ -24,7 +24,7 @@ AT_ONCE = 8
 
 
 @attrs.frozen(eq=False)
-class Planning(Declared):
+class PlanRequest(ManifestRequest):
     """The Request of a plan. Nothing may be begun with it."""
 
     key: Key
@@ -53,7 +53,7 @@ class Planning(Declared):
 
 
 @attrs.frozen
-class Planned:
+class KeyPlan:
     """What would happen to one key. error: why it is not known; unknown: nobody can say."""
 
     key: Key
@@ -64,22 +64,22 @@ class Planned:
 
 
 async def plan(
-    surveyed: list[Surveyed],
+    scans: list[ControllerScan],
     wanted: Iterable[Key],
     log: BoundLog,
     critical: float,
     state: Path,
-) -> list[Planned]:
+) -> list[KeyPlan]:
     """The plans of the *wanted* keys, or of all; keys sorted."""
     only = set(wanted)
-    planned: list[Planned] = []
+    planned: list[KeyPlan] = []
     limiter = trio.CapacityLimiter(AT_ONCE)
     # Programs that are asked leave their output here, not beside what the daemon's leave.
     with tempfile.TemporaryDirectory(prefix="reconciled-") as scratch:
 
-        async def one(each: Surveyed, key: Key, manifest: Manifest) -> None:
+        async def one(each: ControllerScan, key: Key, manifest: Manifest) -> None:
             async with limiter:
-                request = Planning(
+                request = PlanRequest(
                     key,
                     manifest,
                     each.ready.plugin.spec(manifest),
@@ -92,11 +92,11 @@ async def plan(
                 planned.append(await _ask(each, request))
 
         async with trio.open_nursery() as nursery:
-            for each in surveyed:
+            for each in scans:
                 for key, manifest in each.desired.manifests.items():
                     if not only or key in only:
                         nursery.start_soon(one, each, key, manifest, name=f"plan {key}")
-    for each in surveyed:
+    for each in scans:
         planned += _removals(each, only)
     return sorted(planned, key=lambda one: one.key)
 
@@ -108,30 +108,30 @@ def _checked(answer: object) -> tuple[Change, ...]:
     raise TypeError(f"plan() returned {answer!r:.80}: return a list of Change(action, what)")
 
 
-def _removals(each: Surveyed, only: set[Key]) -> Iterable[Planned]:
+def _removals(each: ControllerScan, only: set[Key]) -> Iterable[KeyPlan]:
     has = hasattr(each.ready.reconciler, "remove")
     for key in (*each.removed, *each.held):
         if not only or key in only:
             change = Change("remove" if has else "forget", _kind(each.applied.get(key)), "")
-            yield Planned(key, (change,), held=key in each.held)
+            yield KeyPlan(key, (change,), held=key in each.held)
 
 
 def _kind(applied: Applied | None) -> str:
     return applied.kind if applied else "resource"
 
 
-async def _ask(each: Surveyed, request: Planning) -> Planned:
+async def _ask(each: ControllerScan, request: PlanRequest) -> KeyPlan:
     key, manifest = request.key, request.manifest
     ask = getattr(each.ready.reconciler, "plan", None)
     if ask is None:
         change = Change("reconcile", manifest.kind, "declared, not applied yet")
         same = request.applied == manifest.fingerprint
-        return Planned(key, () if same else (change,), unknown=True)
+        return KeyPlan(key, () if same else (change,), unknown=True)
     try:
         with trio.fail_after(TIMEOUT):
-            return Planned(key, _checked(await ask(request)))
+            return KeyPlan(key, _checked(await ask(request)))
     except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
         failure = failure_of(error)
         if failure is None:
             raise
-        return Planned(key, error=failure.result.reason)  # noqa: ASYNC104 - it was none
+        return KeyPlan(key, error=failure.result.reason)  # noqa: ASYNC104 - it was none

@@ -7,24 +7,24 @@ from collections.abc import Mapping
 import attrs
 import trio
 
-from reconciled.core.desired import Changes, Desired
+from reconciled.core.desired import Changes, DesiredState
 from reconciled.core.problems import Problem
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Fingerprint, Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
 from reconciled.journal.sqlite.store import Applied
 from reconciled.runtime.controllers.factory import watchers_of
-from reconciled.runtime.controllers.loading import Prepared, Ready
+from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig
 
 PATIENCE = 15.0  # seconds for one source
 
 
 @attrs.frozen(eq=False)
-class Surveyed:
+class ControllerScan:
     """What one controller's sources declare now, compared with what was applied."""
 
-    ready: Ready
-    desired: Desired
+    ready: LoadedController
+    desired: DesiredState
     applied: Mapping[Key, Applied]
     removed: tuple[Key, ...]
     unavailable: Mapping[str, str]  # source and reason
@@ -43,12 +43,12 @@ class Surveyed:
         return held.keys if held else ()
 
 
-async def survey(
-    prepared: Prepared,
+async def scan_sources(
+    prepared: PreparedConfig,
     applied: Mapping[str, Mapping[Key, Applied]],
     *,
     critical: float | None = None,
-) -> list[Surveyed]:
+) -> list[ControllerScan]:
     """Read every declaring source of every controller once. *applied* by controller.
 
     Manifests that ask for more than *critical* seconds are problems; by default the configured.
@@ -59,10 +59,12 @@ async def survey(
     ]
 
 
-async def _one(ready: Ready, applied: Mapping[Key, Applied], critical: float) -> Surveyed:
+async def _one(
+    ready: LoadedController, applied: Mapping[Key, Applied], critical: float
+) -> ControllerScan:
     watchers = [each for each in watchers_of(ready, lambda: critical) if each.declares]
     removals = ready.config.removals
-    desired = Desired(
+    desired = DesiredState(
         ready.config.name,
         ready.plugin.kind,
         [watcher.name for watcher in watchers],
@@ -84,7 +86,7 @@ async def _one(ready: Ready, applied: Mapping[Key, Applied], critical: float) ->
         else:
             problems |= set(report.problems)
             manifests += report.manifests
-    return Surveyed(
+    return ControllerScan(
         ready,
         desired,
         applied,

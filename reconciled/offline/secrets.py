@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from reconciled.config.yaml.positions import dotted
-from reconciled.offline.scan import Surveyed
+from reconciled.offline.scan import ControllerScan
 from reconciled.service.credentials import VARIABLE, SecretUnavailable, secrets_in
 
 
@@ -14,11 +14,11 @@ def visible() -> bool:
     return bool(os.environ.get(VARIABLE))
 
 
-def unresolved(surveyed: list[Surveyed]) -> list[str]:
+def unresolved(scans: list[ControllerScan]) -> list[str]:
     """What to say of the secrets that specs and options refer to, as far as it can be seen."""
     named: set[str] = set()
     lines = []
-    for each in surveyed:
+    for each in scans:
         plugin = each.ready.plugin
         options = plugin.options(each.ready.config)
         named.update(secret.credential for _, secret in secrets_in(options))

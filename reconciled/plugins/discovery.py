@@ -26,7 +26,7 @@ class NotFound(Exception):
 
 
 @attrs.frozen
-class Located:
+class PluginLocation:
     """Where a reconciler is: ``MODULE:CLASS`` of a package, or a class of a single file."""
 
     name: str
@@ -35,20 +35,22 @@ class Located:
     file: Path | None = None
 
 
-def find(name: str, directories: Sequence[Path] = ()) -> Located:
+def find_reconciler(name: str, directories: Sequence[Path] = ()) -> PluginLocation:
     """Where the reconciler *name* is. Raises NotFound; imports nothing.
 
     *name* is an entry point, or FILE_STEM:Class for a file in one of *directories*.
     """
     if name in _BUILT_IN:
-        return Located(name, _BUILT_IN[name], _own_version())
+        return PluginLocation(name, _BUILT_IN[name], _own_version())
     stem, colon, class_name = name.partition(":")
     if colon:
         return _find_file(name, stem, class_name, directories)
     points = importlib.metadata.entry_points(group=GROUP)
     for point in points:
         if point.name == name:
-            return Located(name, point.value, point.dist.version if point.dist else "unknown")
+            return PluginLocation(
+                name, point.value, point.dist.version if point.dist else "unknown"
+            )
     known = {*_BUILT_IN, *(point.name for point in points)}
     close = guess(name, known)
     if close is not None:
@@ -68,7 +70,9 @@ def _own_version() -> str:
         return "unknown"  # run from a tree that is not installed
 
 
-def _find_file(name: str, stem: str, class_name: str, directories: Sequence[Path]) -> Located:
+def _find_file(
+    name: str, stem: str, class_name: str, directories: Sequence[Path]
+) -> PluginLocation:
     if not stem.replace("-", "_").isidentifier() or not class_name.isidentifier():
         raise NotFound(f"{name} is no reconciler: write FILE:CLASS, the file without .py")
     files = [directory / f"{stem}.py" for directory in directories]
@@ -76,7 +80,7 @@ def _find_file(name: str, stem: str, class_name: str, directories: Sequence[Path
     if len(present) > 1:
         raise NotFound(f"{name} is in two plugin directories: {present[0]} and {present[1]}")
     if present:
-        return Located(name, f"{stem}:{class_name}", "file", present[0])
+        return PluginLocation(name, f"{stem}:{class_name}", "file", present[0])
     if not directories:
         raise NotFound(f"no reconciler {name}: plugins.directories names no directory")
     stems = {file.stem for directory in directories for file in directory.glob("*.py")}

@@ -27,19 +27,19 @@ from reconciled.api import Reconciler
 from reconciled.config.model import ControllerConfig
 from reconciled.config.structuring.faults import guess
 from reconciled.config.structuring.structurer import Structurer
-from reconciled.config.trust import distrust, read_trusted
+from reconciled.config.trust import read_trusted, untrusted_reason
+from reconciled.config.yaml.positions import Location, Positions
 from reconciled.config.yaml.positions import Path as Steps
-from reconciled.config.yaml.positions import Place, Positions
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Manifest, Origin
 from reconciled.plugins import contract
-from reconciled.plugins.discovery import Located, NotFound
+from reconciled.plugins.discovery import NotFound, PluginLocation
 from reconciled.plugins.signal_guard import SignalState
 
 T = TypeVar("T")
 
 
-class Broken(Exception):
+class PluginBroken(Exception):
     """A reconciler that exists and cannot be used: why, and where the fault lies."""
 
     def __init__(self, name: str, reason: str, origin: Origin) -> None:
@@ -66,7 +66,7 @@ class Plugin:
     def spec(self, manifest: Manifest) -> Any:
         """The spec of *manifest* as the plugin's class. Raises Invalid, at the manifest."""
         origin = manifest.origin
-        positions = Positions(origin.file, Place(origin.line, origin.column))
+        positions = Positions(origin.file, Location(origin.line, origin.column))
         return self.read(manifest.spec, positions, ("spec",))
 
     def read(self, spec: Mapping[str, Any], positions: Positions, path: Steps) -> Any:
@@ -87,7 +87,7 @@ class Plugin:
         return None
 
 
-def load(located: Located) -> Plugin:
+def load(located: PluginLocation) -> Plugin:
     """Import the reconciler at *located* and judge its class; blocks.
 
     Raises Broken for what is there and cannot be used, and NotFound for a class that is missing.
@@ -99,11 +99,11 @@ def load(located: Located) -> Plugin:
 class _Loading:
     """The import of one reconciler. Raises Broken, and NotFound for a class that is missing."""
 
-    located: Located
+    located: PluginLocation
 
     def load(self) -> Plugin:
         """The plugin; an import leaves no trace in how signals are handled."""
-        before = SignalState.now()
+        before = SignalState.capture()
         try:
             cls, origin = self._import()
             return self._described(cls, origin, tuple(before.restore()))
@@ -121,17 +121,17 @@ class _Loading:
         for part in class_name.split("."):
             found = getattr(found, part, None)
         if found is None:
-            raise NotFound(_no_class(self.located.name, module, class_name))
+            raise NotFound(_no_class_message(self.located.name, module, class_name))
         return found, str(getattr(module, "__file__", module_name))
 
     def _import_file(self, path: Path) -> types.ModuleType:
         try:
-            reason = distrust(path.parent, path.parent.stat())
+            reason = untrusted_reason(path.parent, path.parent.stat())
             if reason is not None:
                 raise ValueError(f"its directory {reason}")  # noqa: TRY301 - one place turns refusals into Broken
             source = read_trusted(path)
         except (OSError, ValueError) as exc:
-            raise Broken(self.located.name, str(exc), Origin(str(path))) from exc
+            raise PluginBroken(self.located.name, str(exc), Origin(str(path))) from exc
         digest = hashlib.sha256(bytes(path) + b"\0" + source).hexdigest()[:16]
         module = types.ModuleType(f"reconciled_plugin_{path.stem}_{digest}")
         module.__file__ = str(path)
@@ -145,7 +145,7 @@ class _Loading:
 
         try:
             return self._isolated(execute)
-        except Broken:
+        except PluginBroken:
             del sys.modules[module.__name__]
             if previous is not None:
                 sys.modules[module.__name__] = previous
@@ -160,7 +160,7 @@ class _Loading:
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: signals never raise here, so they are its own.
             place = _origin_of(exc, self.located.file)
-            raise Broken(self.located.name, _told(exc), place) from exc
+            raise PluginBroken(self.located.name, _describe_exception(exc), place) from exc
 
     def _described(self, cls: Any, origin: str, warnings: tuple[str, ...]) -> Plugin:
         def look() -> tuple[str, type, type | None]:
@@ -172,7 +172,7 @@ class _Loading:
         )
 
 
-def _no_class(name: str, module: types.ModuleType, wanted: str) -> str:
+def _no_class_message(name: str, module: types.ModuleType, wanted: str) -> str:
     classes = [
         found
         for found, value in vars(module).items()
@@ -183,7 +183,7 @@ def _no_class(name: str, module: types.ModuleType, wanted: str) -> str:
     return f"no reconciler {name}: {module.__file__} has no class {wanted}: {hint}"
 
 
-def _told(exc: BaseException) -> str:
+def _describe_exception(exc: BaseException) -> str:
     if isinstance(exc, SystemExit):
         return f"its import tried to end the process (sys.exit({exc.code!r}))"
     if isinstance(exc, SyntaxError):

@@ -8,7 +8,7 @@ from typing import Any
 from reconciled.core.resources import Fingerprint, Manifest
 
 
-class Declared:
+class ManifestRequest:
     """The manifest's part of a Request. Without state: who inherits it has the manifest."""
 
     __slots__ = ()

@@ -25,7 +25,7 @@ class SignalState:
     wakeup: int | None  # None outside the main thread
 
     @classmethod
-    def now(cls) -> SignalState:
+    def capture(cls) -> SignalState:
         """The state of this instant, for this thread."""
         main = threading.current_thread() is threading.main_thread()
         return cls(

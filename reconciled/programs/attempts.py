@@ -36,27 +36,27 @@ def fence(directory: str | os.PathLike[str], attempt: int) -> None:
 
     For a thread: it syncs, and waits for a step that is being noted. Raises OSError.
     """
-    with locked(directory) as handle:
+    with lock_directory(directory) as handle:
         if _set_attempt(handle, str(attempt)):
             os.fsync(handle)
-            _sync_above(handle)
+            _sync_parent_directory(handle)
 
 
-def announce(directory: str | os.PathLike[str], attempt: int) -> None:
+def fence_unsynced(directory: str | os.PathLike[str], attempt: int) -> None:
     """The same, but durable only once the directory and the one above it are synced.
 
     The small parent does that anyway before it lets a program go: two syncs fewer.
     """
-    with locked(directory) as handle:
+    with lock_directory(directory) as handle:
         _set_attempt(handle, str(attempt))
 
 
-def close(directory: str | os.PathLike[str]) -> None:
+def close_attempts(directory: str | os.PathLike[str]) -> None:
     """Let no attempt be current any more: the operation is over. Raises OSError.
 
     Harmless where the directory was never made: then no program of it ever ran.
     """
-    with contextlib.suppress(FileNotFoundError), locked(directory) as handle:
+    with contextlib.suppress(FileNotFoundError), lock_directory(directory) as handle:
         if _set_attempt(handle, CLOSED):
             os.fsync(handle)
 
@@ -65,11 +65,11 @@ def _set_attempt(handle: int, text: str) -> bool:
     """Whether it was another one before."""
     if read_attempt(handle) == text:
         return False
-    replace(handle, ATTEMPT, text.encode() + b"\n")
+    replace_at(handle, ATTEMPT, text.encode() + b"\n")
     return True
 
 
-def _sync_above(handle: int) -> None:
+def _sync_parent_directory(handle: int) -> None:
     """The directory's own entry may be new as well."""
     above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
     try:
@@ -79,7 +79,7 @@ def _sync_above(handle: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: str | os.PathLike[str]) -> Iterator[int]:
+def lock_directory(directory: str | os.PathLike[str]) -> Iterator[int]:
     """The directory's descriptor, under its lock. Raises OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -89,7 +89,7 @@ def locked(directory: str | os.PathLike[str]) -> Iterator[int]:
         os.close(handle)
 
 
-def replace(handle: int, name: str, data: bytes) -> None:
+def replace_at(handle: int, name: str, data: bytes) -> None:
     """Replace the file *name* in the directory *handle*; sync that afterwards. Raises OSError."""
     temporary = f".{name}.ours"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW

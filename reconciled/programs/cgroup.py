@@ -22,37 +22,37 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 from collections.abc import Iterable, Iterator
 
-from reconciled.programs.processes import Process, look_up
+from reconciled.programs.processes import Process, find_process
 
-_OWN = Path("/proc/self/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 # The second where the machine keeps its controllers in version 1.
-_MOUNTED = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+_MOUNT_POINTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
-def group_of_control_process(environ: Mapping[str, str]) -> Path | None:
+def cgroup_of_control_process(environ: Mapping[str, str]) -> Path | None:
     """The unit's group, for one of its control processes such as ``ExecStopPost=``; else None.
 
     Only a service manager sets $SERVICE_RESULT, and only for these.
     """
-    return own_group() if "SERVICE_RESULT" in environ else None
+    return own_cgroup() if "SERVICE_RESULT" in environ else None
 
 
-def group_of_main_process(environ: Mapping[str, str]) -> Path | None:
+def cgroup_of_main_process(environ: Mapping[str, str]) -> Path | None:
     """The unit's group, for a process that the service manager itself has executed; else None.
 
     Whatever else it sets is inherited by everything below it, a runner of CI jobs included.
     """
-    return own_group() if environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) else None
+    return own_cgroup() if environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) else None
 
 
-def own_group() -> Path | None:
+def own_cgroup() -> Path | None:
     """The group of the service that this process is in, whoever started it; else None."""
     try:
-        text = _OWN.read_text()
+        text = _OWN_CGROUP.read_text()
     except OSError:
         return None
     place = _unit_of(text)
-    for mounted in _MOUNTED if place else ():
+    for mounted in _MOUNT_POINTS if place else ():
         if (mounted / "cgroup.procs").exists():
             group = mounted / place
             return group if (group / "cgroup.procs").exists() else None
@@ -75,7 +75,7 @@ def _unit_of(text: str) -> str:
     return ""
 
 
-def numbers_in(group: Path) -> list[int]:
+def pids_in(group: Path) -> list[int]:
     """The processes of *group* and below it, by number alone."""
     found: list[int] = []
     for file in sorted(group.rglob("cgroup.procs")):
@@ -89,9 +89,9 @@ def numbers_in(group: Path) -> list[int]:
 
 def members_of(group: Path) -> Iterator[Process]:
     """Who is in *group* or below it, without this process and those above it."""
-    above = set(line_of(os.getpid()))
-    for pid in numbers_in(group):
-        process = None if pid in above else look_up(pid)
+    above = set(self_and_ancestors(os.getpid()))
+    for pid in pids_in(group):
+        process = None if pid in above else find_process(pid)
         if process is not None:
             yield process
 
@@ -101,15 +101,15 @@ def hidden_in(group: Path) -> list[int]:
 
     The sandbox may hide processes that run with other rights, be it in another user namespace.
     """
-    return [pid for pid in numbers_in(group) if look_up(pid) is None and _exists(pid)]
+    return [pid for pid in pids_in(group) if find_process(pid) is None and _exists(pid)]
 
 
 def is_hidden(pid: int) -> bool:
     """Whether *pid* is a process of our own group that cannot be looked at."""
-    if look_up(pid) is not None or not _exists(pid):
+    if find_process(pid) is not None or not _exists(pid):
         return False
-    group = own_group()
-    return group is not None and pid in numbers_in(group)
+    group = own_cgroup()
+    return group is not None and pid in pids_in(group)
 
 
 def _exists(pid: int) -> bool:
@@ -123,15 +123,15 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def belongs(process: Process, spared: Iterable[int]) -> bool:
+def belongs_to(process: Process, pids: Iterable[int]) -> bool:
     """Whether *process* is, descends from, or is in the process group of one of *spared*."""
-    known = set(spared)
-    return process.group in known or not known.isdisjoint(line_of(process.pid))
+    known = set(pids)
+    return process.group in known or not known.isdisjoint(self_and_ancestors(process.pid))
 
 
-def line_of(pid: int) -> Iterator[int]:
+def self_and_ancestors(pid: int) -> Iterator[int]:
     """*pid*, its parent, and so on."""
     while pid > 0:
         yield pid
-        process = look_up(pid)
+        process = find_process(pid)
         pid = 0 if process is None else process.parent

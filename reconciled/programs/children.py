@@ -20,12 +20,12 @@ from typing import Protocol
 import attrs
 import trio
 
-from reconciled.programs.kernel import adopts_orphans
-from reconciled.programs.processes import Process, descendants_of, everybody, look_up
+from reconciled.programs.kernel import is_child_subreaper
+from reconciled.programs.processes import Process, all_processes, descendants_of, find_process
 
 # Starting a program blocks a thread for 1-3 ms, of which most is the kernel's: more threads
 # than this do not start more programs.
-STARTERS = 4
+START_THREADS = 4
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ class Owner:
     critical: bool
 
 
-class Leader(Protocol):
+class ProgramHandle(Protocol):
     """The program at the head of a group, and whoever tells how it ended."""
 
     @property
@@ -57,13 +57,13 @@ class Leader(Protocol):
         """Whether it has ended, and how is known; it is not reaped by looking. In the loop."""
 
     @property
-    def holds(self) -> bool:
+    def holds_pgid(self) -> bool:
         """Whether the number of the group is certainly still the program's."""
 
     async def wait(self) -> None:
         """Return when something has changed; a cancellation leaves the program alone."""
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Have whoever else holds the number give it back; the group is over."""
 
     def reap(self) -> tuple[int | None, int | None]:
@@ -80,7 +80,7 @@ class Child:
     program: str  # argument 0; never the others, which may hold secrets
     owner: str  # the task that runs it
     critical: bool
-    leader: Leader = attrs.field(repr=False)
+    handle: ProgramHandle = attrs.field(repr=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
     _reaped: bool = attrs.field(default=False, init=False)
 
@@ -91,32 +91,32 @@ class Child:
     @property
     def pid(self) -> int:
         """Of the program itself, and of its group."""
-        return self.leader.pid
+        return self.handle.pid
 
     @property
     def started(self) -> int:
         """Clock ticks after boot: with the pid, its identity."""
-        return self.leader.started
+        return self.handle.started
 
     @property
     def ended(self) -> bool:
         """Whether the program itself has ended; it is not reaped by looking."""
         with self._lock:
-            return self._reaped or self.leader.ended
+            return self._reaped or self.handle.ended
 
     async def wait(self) -> None:
         """Return when the program itself may have ended; a cancellation leaves it alone."""
-        await self.leader.wait()
+        await self.handle.wait()
 
     def members(self) -> list[Process]:
         """What lives in its group besides the program itself."""
-        found = descendants_of(os.getpid()) if adopts_orphans() else everybody()
+        found = descendants_of(os.getpid()) if is_child_subreaper() else all_processes()
         return [p for p in found if p.group == self.pid and p.pid != self.pid and p.alive]
 
     def signal_group(self, number: int) -> bool:
         """Send *number* to the whole group; False where nobody is left to get it."""
         with self._lock:
-            if self._reaped or not self.leader.holds:
+            if self._reaped or not self.handle.holds_pgid:
                 return False
             try:
                 os.killpg(self.pid, number)
@@ -134,13 +134,13 @@ class Child:
         with self._lock:
             self._reaped = True
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Retire it, and have its number given back by whoever else holds it.
 
         When cancelled, that is under way; reap() does not depend on it.
         """
         self.retire()
-        await self.leader.let_go()
+        await self.handle.release()
 
     def reap(self) -> tuple[int | None, int | None]:
         """Exit code and signal of the program; one of them, or none if its status was lost.
@@ -148,13 +148,13 @@ class Child:
         The number is free afterwards. The program must have ended.
         """
         self.retire()
-        return self.leader.reap()
+        return self.handle.reap()
 
     def abandon(self) -> None:
         """Give up a program that not even SIGKILL ends; when it does end, it is an orphan."""
         with self._lock:
             self._reaped = True
-        self.leader.abandon()
+        self.handle.abandon()
 
     def _reap_members(self) -> None:
         # Members whose parent died became our own children if we adopt orphans: their
@@ -166,7 +166,7 @@ class Child:
 
 
 @attrs.define(eq=False)
-class DirectLeader:
+class DirectHandle:
     """A program that this process itself has started: its exit status comes from the kernel."""
 
     pid: int
@@ -174,10 +174,10 @@ class DirectLeader:
     _pidfd: int
     _popen: subprocess.Popen[bytes]
     supervisor: int = attrs.field(default=0, init=False)
-    holds: bool = attrs.field(default=True, init=False)  # unreaped: nobody else gets it
+    holds_pgid: bool = attrs.field(default=True, init=False)  # unreaped: nobody else gets it
 
     @classmethod
-    def of(cls, popen: subprocess.Popen[bytes]) -> DirectLeader:
+    def from_popen(cls, popen: subprocess.Popen[bytes]) -> DirectHandle:
         """Watch *popen*. Raises OSError when descriptors have run out; then it was ended."""
         try:
             pidfd = os.pidfd_open(popen.pid)
@@ -186,7 +186,7 @@ class DirectLeader:
             os.killpg(popen.pid, signal.SIGKILL)
             popen.wait()
             raise
-        process = look_up(popen.pid)
+        process = find_process(popen.pid)
         return cls(popen.pid, 0 if process is None else process.started, pidfd, popen)
 
     @property
@@ -202,7 +202,7 @@ class DirectLeader:
         """Return when it has ended."""
         await trio.lowlevel.wait_readable(self._pidfd)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Nobody else holds its number. No checkpoint."""
 
     def reap(self) -> tuple[int | None, int | None]:
@@ -227,7 +227,7 @@ class DirectLeader:
 
 
 @attrs.frozen
-class Left:
+class RemainingProcess:
     """A descendant of ours that is still there; escaped if it left the group it was born in."""
 
     process: Process
@@ -247,7 +247,7 @@ class Left:
 class Children:
     """The registry of one run of trio; made by current_children()."""
 
-    limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STARTERS))
+    limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(START_THREADS))
     # Small parents over programs of operations: part of the child below them, never a child.
     supervisors: set[int] = attrs.field(factory=set, init=False)
     operations: set[str] = attrs.field(factory=set, init=False)  # ids of those that run one
@@ -255,7 +255,7 @@ class Children:
     redact: Callable[[str], str] = attrs.field(default=str, init=False)
     _owned: dict[int, Child] = attrs.field(factory=dict, init=False)
 
-    def start(self, start: Callable[[], Leader], owner: Owner) -> Child:
+    def start(self, start: Callable[[], ProgramHandle], owner: Owner) -> Child:
         """Start a program, and own it. Blocks: for a thread that is not abandoned.
 
         Raises what *start* raises; then it must have left nothing running.
@@ -267,7 +267,7 @@ class Children:
     def forget(self, child: Child) -> None:
         """*child* was reaped, or abandoned."""
         self._owned.pop(child.pid, None)
-        self.supervisors.discard(child.leader.supervisor)
+        self.supervisors.discard(child.handle.supervisor)
 
     def owned(self) -> list[Child]:
         """Who is owned now; safe in any thread, since copying a dict's values is atomic."""
@@ -286,13 +286,13 @@ class Children:
         chosen = [child for child in self.owned() if critical or not child.critical]
         return [child for child in chosen if child.signal_group(number)]
 
-    def left(self) -> list[Left]:
+    def remaining(self) -> list[RemainingProcess]:
         """Who still lives below this process, for the report of a stop; for any thread.
 
         Complete only for a process that adopts orphans (see orphans.become_reaper()).
         """
         return [
-            Left(process, self._owned.get(process.group))
+            RemainingProcess(process, self._owned.get(process.group))
             for process in descendants_of(os.getpid())
             if process.alive and process.pid not in self.supervisors
         ]
@@ -312,7 +312,7 @@ _CHILDREN: trio.lowlevel.RunVar[Children] = trio.lowlevel.RunVar("reconciled.pro
 
 
 @contextlib.contextmanager
-def clean_signals() -> Iterator[None]:
+def unblocked_signals() -> Iterator[None]:
     """No blocked signals in this thread, and so none in what it forks meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:

@@ -14,12 +14,12 @@ _KEEP_SIZE = 0x01  # linux/falloc.h
 _PUNCH_HOLE = 0x02
 
 
-def adopt_orphans() -> None:
+def set_child_subreaper() -> None:
     """Let processes below this one fall to it, not to PID 1, when their parents end."""
     _check(_libc().prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
-def adopts_orphans() -> bool:
+def is_child_subreaper() -> bool:
     """Whether orphans below this process fall to it."""
     if os.getpid() == 1:
         return True

@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.programs import supervision as supervision_module
-from reconciled.programs.children import DirectLeader, Leader, clean_signals
+from reconciled.programs.children import DirectHandle, ProgramHandle, unblocked_signals
 from reconciled.programs.output import Output
 from reconciled.programs.small_parent import raise_oom_score
 from reconciled.programs.supervision import Supervision
@@ -36,23 +36,23 @@ class Launch:
     environment: Mapping[str, str]
     stdin: bytes
 
-    def start(self, log: Output) -> Leader:
+    def start(self, output: Output) -> ProgramHandle:
         """Start it. Blocks, for a thread: until the program is in place of its fork."""
-        popen = self._popen(self.arguments, log, self.directory, self.environment)
+        popen = self._popen(self.arguments, output, self.directory, self.environment)
         # Afterwards, since nothing of ours runs between fork and exec: what it starts in its
         # first instant may keep our score. Under a small parent that comes beforehand.
         raise_oom_score(b"/proc/%d/oom_score_adj" % popen.pid)
-        return DirectLeader.of(popen)
+        return DirectHandle.from_popen(popen)
 
     def start_under_parent(
-        self, log: Output, supervision: Supervision, parents: set[int]
-    ) -> Leader:
+        self, output: Output, supervision: Supervision, parents: set[int]
+    ) -> ProgramHandle:
         """The same under a small parent, noted at once in *parents*; blocks for some syncs."""
 
         def run_parent(command: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-            return self._popen(command, log, None, _inherited(), fds)
+            return self._popen(command, output, None, _inherited_environment(), fds)
 
-        order = supervision_module.order(
+        order = supervision_module.encode_launch_request(
             supervision, self.arguments, self.environment, self.directory
         )
         return supervision_module.start(supervision, order, run_parent, parents)
@@ -60,12 +60,12 @@ class Launch:
     def _popen(
         self,
         command: Sequence[str],
-        log: Output,
+        output: Output,
         directory: Path | None,
         environment: Mapping[str, str],
         descriptors: tuple[int, ...] = (),
     ) -> subprocess.Popen[bytes]:
-        with _memory_file(self.stdin) as source, log.writer() as writer, clean_signals():
+        with _memory_file(self.stdin) as source, output.writer() as writer, unblocked_signals():
             return subprocess.Popen(  # noqa: S603 a list, and no shell: what the author wrote
                 command,
                 stdin=source,
@@ -83,22 +83,22 @@ def program_environment(additions: Mapping[str, str]) -> dict[str, str]:
 
     PATH ends with the directory of ``reconciled``, so that a program can call it back.
     """
-    environment = _inherited()
+    environment = _inherited_environment()
     environment.update(additions)
     path = environment.get("PATH") or os.defpath
-    environment["PATH"] = f"{path}{os.pathsep}{_own_directory()}"
+    environment["PATH"] = f"{path}{os.pathsep}{_executable_directory()}"
     return environment
 
 
-def _inherited() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not _ours_alone(name)}
+def _inherited_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not _is_daemon_only(name)}
 
 
-def _ours_alone(name: str) -> bool:
+def _is_daemon_only(name: str) -> bool:
     return name in _NOT_INHERITED or name.startswith(_NOT_INHERITED_PREFIXES)
 
 
-def _own_directory() -> str:
+def _executable_directory() -> str:
     # Run as a module, argument 0 is a source file; the script stands beside the interpreter.
     ours = sys.argv[0] if Path(sys.argv[0]).name == "reconciled" else sys.executable
     return str(Path(ours).absolute().parent)
@@ -117,7 +117,7 @@ def _memory_file(data: bytes) -> Iterator[int]:
         os.close(file)
 
 
-def why_not_started(launch: Launch, error: OSError | ValueError) -> str:
+def explain_start_failure(launch: Launch, error: OSError | ValueError) -> str:
     """One line for a person: what could not be started, and what would help."""
     program = launch.arguments[0]
     where = launch.directory or Path.cwd()

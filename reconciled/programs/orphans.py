@@ -22,19 +22,19 @@ import attrs
 import trio
 
 from reconciled.programs.children import Children
-from reconciled.programs.kernel import adopt_orphans
+from reconciled.programs.kernel import set_child_subreaper
 from reconciled.programs.processes import Process, children_of
 
-LOOKS_APART = 0.5
+SCAN_INTERVAL = 0.5
 # A burst of SIGCHLD is one look.
 DEBOUNCE = 0.05
 # A claimed zombie is somebody's business: to look for the claim costs 10-30 ms.
-CLAIMS_HOLD = 30.0
+CLAIM_TTL = 30.0
 
 Identity = tuple[int, int]  # pid and start time
 
 
-def become_reaper() -> None:
+def become_subreaper() -> None:
     """Make this process the one that orphans below it fall to, and exit statuses reliable.
 
     Called once, in the main thread, before any program is started. Raises OSError.
@@ -47,11 +47,11 @@ def become_reaper() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             with contextlib.suppress(OSError):  # taken by the C library
                 signal.signal(number, signal.SIG_DFL)
-    adopt_orphans()
+    set_child_subreaper()
 
 
 @attrs.define(eq=False)
-class Orphans:
+class OrphanReaper:
     """The service that reaps them. The host calls look() at each SIGCHLD, in the loop."""
 
     children: Children
@@ -62,10 +62,10 @@ class Orphans:
     _suspects: dict[Identity, float] = attrs.field(factory=dict, init=False)
     # Zombies that a live object claims, with the time of the claim.
     _claimed: dict[Identity, float] = attrs.field(factory=dict, init=False)
-    _strangers: dict[Identity, float] = attrs.field(factory=dict, init=False)
+    _unowned: dict[Identity, float] = attrs.field(factory=dict, init=False)
     _reported: set[Identity] = attrs.field(factory=set, init=False)
 
-    def look(self) -> None:
+    def request_scan(self) -> None:
         """Some child changed: have a look soon. Cheap, and harmless when it was none of ours."""
         self._wake.set()
 
@@ -74,36 +74,36 @@ class Orphans:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            while self._pass():  # noqa: ASYNC110 time itself is what the second look waits for
-                await trio.sleep(LOOKS_APART)
+            while self._scan():  # noqa: ASYNC110 time itself is what the second look waits for
+                await trio.sleep(SCAN_INTERVAL)
             await trio.sleep(DEBOUNCE)
 
-    def _pass(self) -> bool:
+    def _scan(self) -> bool:
         """Look once; whether to look again soon."""
         now = self.clock()
         found = {(p.pid, p.started): p for p in children_of(os.getpid())}
-        for past in (self._suspects, self._claimed, self._strangers):
+        for past in (self._suspects, self._claimed, self._unowned):
             for identity in past.keys() - found.keys():
                 del past[identity]
         self._reported &= found.keys()
         due = []
         for identity, process in found.items():
-            first = self._first_look(identity, process, now)
-            if first is not None and now - first >= LOOKS_APART:
+            first = self._first_seen(identity, process, now)
+            if first is not None and now - first >= SCAN_INTERVAL:
                 due.append(process)
         if due:
             claims = _claims({process.pid for process in due})
             for process in due:
-                self._settle(process, now, claimed=process.pid in claims)
-        return bool(self._suspects or self._strangers)
+                self._handle_due(process, now, claimed=process.pid in claims)
+        return bool(self._suspects or self._unowned)
 
-    def _first_look(self, identity: Identity, process: Process, now: float) -> float | None:
+    def _first_seen(self, identity: Identity, process: Process, now: float) -> float | None:
         """When this process was first seen without an owner; None while it has one."""
         if self.children.owns(process.pid):
             return None
         if not process.alive:
-            self._strangers.pop(identity, None)
-            if now - self._claimed.get(identity, -CLAIMS_HOLD) < CLAIMS_HOLD:
+            self._unowned.pop(identity, None)
+            if now - self._claimed.get(identity, -CLAIM_TTL) < CLAIM_TTL:
                 return None
             return self._suspects.setdefault(identity, now)
         # In our own group: a helper of this process, such as multiprocessing's.
@@ -111,16 +111,16 @@ class Orphans:
             return None
         if identity in self._reported:
             return None
-        return self._strangers.setdefault(identity, now)
+        return self._unowned.setdefault(identity, now)
 
-    def _settle(self, process: Process, now: float, *, claimed: bool) -> None:
+    def _handle_due(self, process: Process, now: float, *, claimed: bool) -> None:
         identity = (process.pid, process.started)
         if process.alive:
-            del self._strangers[identity]
+            del self._unowned[identity]
             self._reported.add(identity)
             if not claimed:
                 self.log.info(
-                    "child.escaped",
+                    "program.detached",
                     pid=process.pid,
                     program=process.name,
                     session=process.session,

@@ -32,7 +32,7 @@ _TAIL_WIDTH = 300
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 
 
-def printable(data: bytes, redact: Callable[[str], str] = str) -> tuple[str, ...]:
+def printable_tail(data: bytes, redact: Callable[[str], str] = str) -> tuple[str, ...]:
     """The last lines in *data*, fit for a log or a terminal: bounded, and no control codes.
 
     *redact* comes before anything is cut: half a secret would be recognised by nobody.
@@ -45,11 +45,11 @@ def printable(data: bytes, redact: Callable[[str], str] = str) -> tuple[str, ...
     return tuple(line[:_TAIL_WIDTH] for line in lines if line)[-_TAIL_LINES:]
 
 
-def make_private(directory: Path) -> None:
+def make_private_directory(directory: Path) -> None:
     """Make *directory* and what lacks above it, for the owner alone. Raises OSError."""
     if directory.is_dir():
         return
-    make_private(directory.parent)
+    make_private_directory(directory.parent)
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:
@@ -70,7 +70,7 @@ class Output:
     @classmethod
     def open(cls, path: Path, limit: int) -> Output:
         """Make the file (0600) and its directories (0700). Raises OSError."""
-        make_private(path.parent)
+        make_private_directory(path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(path, flags, 0o600)
         return cls(path, limit, file, os.fstat(file).st_size)
@@ -90,7 +90,7 @@ class Output:
             os.close(writer)
 
     @property
-    def over(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Whether trim() has something to do."""
         return os.fstat(self._file).st_size - self._freed > self.limit + _BLOCK
 
@@ -129,7 +129,7 @@ class Output:
         data = os.pread(self._file, max(0, size - start), start)
         if start > self._start:
             data = data[data.find(b"\n") + 1 :]  # begin with a whole line, if there is one
-        return printable(data, redact)
+        return printable_tail(data, redact)
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -35,7 +35,7 @@ class Process:
         return self.state not in "ZX"
 
 
-def look_up(pid: int) -> Process | None:
+def find_process(pid: int) -> Process | None:
     """The process *pid*, or None where there is none that we may see."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
@@ -70,7 +70,7 @@ def _children_of_thread(pid: int, thread: str) -> Iterator[Process]:
     # A thread may end between the listing and the read: its children are then another one's.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for child in (_PROC / str(pid) / "task" / thread / "children").read_bytes().split():
-            process = look_up(int(child))
+            process = find_process(int(child))
             if process is not None:
                 yield process
 
@@ -88,10 +88,10 @@ def descendants_of(pid: int) -> Iterator[Process]:
                 yield process
 
 
-def everybody() -> Iterator[Process]:
+def all_processes() -> Iterator[Process]:
     """Every process that we may see."""
     for name in os.listdir(_PROC):  # noqa: PTH208 names are all we need
         if name.isdigit():
-            process = look_up(int(name))
+            process = find_process(int(name))
             if process is not None:
                 yield process

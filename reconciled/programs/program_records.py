@@ -13,13 +13,13 @@ from typing import Any
 
 import attrs
 
-from reconciled.programs.attempts import locked, replace
+from reconciled.programs.attempts import lock_directory, replace_at
 
 CHILD, END = "child", "end"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Damaged(Exception):
+class RecordDamaged(Exception):
     """A record is there and cannot be read: nothing may be concluded from it."""
 
 
@@ -44,7 +44,7 @@ class Assignment:
     critical: bool
     deadline: float | None
 
-    def head(self) -> bytes:
+    def to_json_prefix(self) -> bytes:
         """A JSON object without its end, for the small parent to complete."""
         return json.dumps(attrs.asdict(self)).encode().removesuffix(b"}") + b", "
 
@@ -69,7 +69,7 @@ class EndRecord:
     at: float  # wall seconds
     by: str = ""
 
-    def of(self, child: ChildRecord) -> bool:
+    def matches(self, child: ChildRecord) -> bool:
         """Whether it is the end of that very program."""
         return self.assignment == child.assignment and self.program == child.program
 
@@ -119,8 +119,8 @@ def write_end(directory: Path, end: EndRecord) -> None:
     """Record an end in the place of a small parent that is gone. Raises OSError."""
     data = attrs.asdict(end)
     data.update(data.pop("assignment"))
-    with locked(directory) as handle:
-        replace(handle, END, json.dumps(data).encode() + b"\n")
+    with lock_directory(directory) as handle:
+        replace_at(handle, END, json.dumps(data).encode() + b"\n")
         os.fsync(handle)
 
 
@@ -136,9 +136,9 @@ def _read(file: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise _damage(file, error) from error
     if not isinstance(data, dict):
-        raise Damaged(f"{file} is no record: it was damaged")
+        raise RecordDamaged(f"{file} is no record: it was damaged")
     return data
 
 
-def _damage(file: Path, error: Exception) -> Damaged:
-    return Damaged(f"{file} is no record ({error!r}): it was damaged")
+def _damage(file: Path, error: Exception) -> RecordDamaged:
+    return RecordDamaged(f"{file} is no record ({error!r}): it was damaged")

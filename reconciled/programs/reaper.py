@@ -22,30 +22,37 @@ from pathlib import Path
 import attrs
 
 from reconciled.core.durations import format_duration
-from reconciled.programs.cgroup import belongs, hidden_in, members_of
+from reconciled.programs.cgroup import belongs_to, hidden_in, members_of
 from reconciled.programs.processes import Process
-from reconciled.programs.program_records import Damaged, Identity
-from reconciled.programs.survivors import KILL_TAKES, POLL, Survivor, find, is_of, send
+from reconciled.programs.program_records import Identity, RecordDamaged
+from reconciled.programs.survivors import (
+    FAST_POLL_INTERVAL,
+    KILL_TIMEOUT,
+    Survivor,
+    find_survivor,
+    has_operation_variable,
+    send_signal,
+)
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 # Whom this waits for, for people, and for how many seconds it does so at most before the next
 # measure. Called as long as it waits, at least every third of those seconds, and when it waits
 # for somebody else.
 Report = Callable[[str, float], None]
-REPORT_EVERY = 5.0
+REPORT_INTERVAL = 5.0
 _KILL, _PARENT = 2, 3
 
 
 @attrs.define(eq=False)
-class Patient:
+class ReapTarget:
     """Somebody who is left, and when patience with them ends next, in monotonic seconds."""
 
     name: str
     critical: bool
     signal: Callable[[int], bool]
-    until: float
-    measure: int = 0  # how far they had to be pressed: 1 SIGTERM, 2 SIGKILL, 3 the parent too
-    got: int = 0  # the last signal that reached somebody
+    deadline: float
+    escalation: int = 0  # how far they had to be pressed: 1 SIGTERM, 2 SIGKILL, 3 the parent too
+    last_signal: int = 0  # the last signal that reached somebody
     given_up: bool = False
 
 
@@ -60,12 +67,12 @@ class Reaper:
 
     wait: float
     term: float
-    tell: Tell
-    group: Path | None = None
+    log: Log
+    cgroup: Path | None = None
     report: Report | None = None
     adopted: frozenset[str] = frozenset()
-    _killed: bool = attrs.field(default=False, init=False)
-    _strays: dict[Identity, Patient] = attrs.field(factory=dict, init=False)
+    _used_force: bool = attrs.field(default=False, init=False)
+    _strays: dict[Identity, ReapTarget] = attrs.field(factory=dict, init=False)
     _spared: list[Survivor] = attrs.field(factory=list, init=False)
     _report_at: float = attrs.field(default=-math.inf, init=False)
     _reported: str = attrs.field(default="", init=False)
@@ -75,136 +82,138 @@ class Reaper:
 
         That is: SIGKILL, or any signal for a critical program.
         """
-        left: dict[Survivor, Patient] = {}
+        left: dict[Survivor, ReapTarget] = {}
         for survivor in self._survivors(operations):
             if survivor.assignment.critical and survivor.directory.name in self.adopted:
                 self._spared.append(survivor)
             else:
-                left[survivor] = self._patient(survivor)
+                left[survivor] = self._make_target(survivor)
         try:
-            while self._pass(left):
-                time.sleep(POLL)
+            while self._scan(left):
+                time.sleep(FAST_POLL_INTERVAL)
         finally:
             for survivor in (*left, *self._spared):
                 survivor.close()
-        hidden = hidden_in(self.group) if self.group else []
+        hidden = hidden_in(self.cgroup) if self.cgroup else []
         if hidden:
             numbers = ", ".join(map(str, hidden))
-            self.tell(f"processes {numbers} cannot be seen from here, and are left as they are")
-        return self._killed
+            self.log(f"processes {numbers} cannot be seen from here, and are left as they are")
+        return self._used_force
 
-    def _pass(self, left: dict[Survivor, Patient]) -> bool:
+    def _scan(self, left: dict[Survivor, ReapTarget]) -> bool:
         """One look at everybody; whether anybody is left to wait for."""
         for survivor, patient in list(left.items()):
             if survivor.alive and not patient.given_up:
-                self._press(patient, survivor)
+                self._escalate(patient, survivor)
             else:
-                self._note(survivor, patient)
+                self._record_end(survivor, patient)
                 survivor.close()
                 del left[survivor]
-        self._see_to_strays((*left, *self._spared))
+        self._end_strays((*left, *self._spared))
         waiting = [*left.values(), *(p for p in self._strays.values() if not p.given_up)]
         if waiting:
-            self._tell_waiting(waiting)
+            self._report_waiting(waiting)
         return bool(waiting)
 
-    def _tell_waiting(self, waiting: Sequence[Patient]) -> None:
+    def _report_waiting(self, waiting: Sequence[ReapTarget]) -> None:
         now = time.monotonic()
-        last = max(waiting, key=lambda patient: patient.until)
-        seconds = max(0.0, last.until - now)
-        doing = "ends" if last.measure else "waits for"
+        last = max(waiting, key=lambda patient: patient.deadline)
+        seconds = max(0.0, last.deadline - now)
+        doing = "ends" if last.escalation else "waits for"
         more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         whom = f"{doing} {last.name}{more}"
         if self.report is None or (whom == self._reported and now < self._report_at):
             return
         self.report(f"{whom}, {format_duration(round(seconds))} left", seconds)
         self._report_at, self._reported = (
-            now + min(REPORT_EVERY, max(seconds, KILL_TAKES) / 3),
+            now + min(REPORT_INTERVAL, max(seconds, KILL_TIMEOUT) / 3),
             whom,
         )
 
     def _survivors(self, operations: Path) -> Iterator[Survivor]:
         for directory in sorted(operations.iterdir()) if operations.is_dir() else ():
             try:
-                survivor = find(directory)
-            except (Damaged, OSError) as error:
+                survivor = find_survivor(directory)
+            except (RecordDamaged, OSError) as error:
                 # Who it was cannot be told, and a guess could hit anybody.
-                self.tell(f"operation {directory.name} is left alone: {error}")
+                self.log(f"operation {directory.name} is left alone: {error}")
                 continue
             if survivor is not None and survivor.alive:
                 yield survivor
             elif survivor is not None:
                 survivor.close()
 
-    def _patient(self, survivor: Survivor) -> Patient:
+    def _make_target(self, survivor: Survivor) -> ReapTarget:
         what = survivor.assignment
         budget = min(survivor.remaining(), self.wait) if what.critical else 0.0
         name = f"{what.action} of operation {survivor.directory.name}"
         if budget:
-            self.tell(f"{name} is critical: it may go on for {format_duration(round(budget))}")
-        return Patient(name, what.critical, survivor.signal, time.monotonic() + budget)
+            self.log(f"{name} is critical: it may go on for {format_duration(round(budget))}")
+        return ReapTarget(name, what.critical, survivor.signal, time.monotonic() + budget)
 
-    def _press(self, patient: Patient, survivor: Survivor | None) -> None:
+    def _escalate(self, patient: ReapTarget, survivor: Survivor | None) -> None:
         """The next stronger measure, if it is time."""
-        if time.monotonic() < patient.until:
+        if time.monotonic() < patient.deadline:
             return
-        patient.measure += 1
-        if patient.measure == 1:
+        patient.escalation += 1
+        if patient.escalation == 1:
             self._send(patient, signal.SIGTERM, self.term)
-        elif patient.measure == _KILL:
-            self._send(patient, signal.SIGKILL, KILL_TAKES)
-        elif patient.measure == _PARENT and survivor is not None:
+        elif patient.escalation == _KILL:
+            self._send(patient, signal.SIGKILL, KILL_TIMEOUT)
+        elif patient.escalation == _PARENT and survivor is not None:
             survivor.kill_parent()
-            patient.until = time.monotonic() + KILL_TAKES
+            patient.deadline = time.monotonic() + KILL_TIMEOUT
         elif not patient.given_up:
             patient.given_up = True
-            self.tell(f"{patient.name} does not end: it is left as it is")
+            self.log(f"{patient.name} does not end: it is left as it is")
 
-    def _send(self, patient: Patient, number: signal.Signals, patience: float) -> None:
-        patient.until = time.monotonic() + patience
+    def _send(self, patient: ReapTarget, number: signal.Signals, timeout: float) -> None:
+        patient.deadline = time.monotonic() + timeout
         if patient.signal(number):
-            patient.got = number
-            self._killed |= patient.critical or number is signal.SIGKILL
-            self.tell(f"{patient.name} gets {number.name}")
+            patient.last_signal = number
+            self._used_force |= patient.critical or number is signal.SIGKILL
+            self.log(f"{patient.name} gets {number.name}")
 
-    def _note(self, survivor: Survivor, patient: Patient) -> None:
-        if not patient.got:
-            self.tell(f"{patient.name} has ended by itself")
+    def _record_end(self, survivor: Survivor, patient: ReapTarget) -> None:
+        if not patient.last_signal:
+            self.log(f"{patient.name} has ended by itself")
             return
         try:
-            survivor.note_end(patient.got)
-        except (Damaged, OSError) as error:
-            self.tell(f"how {patient.name} ended could not be noted: {error}")
+            survivor.record_end(patient.last_signal)
+        except (RecordDamaged, OSError) as error:
+            self.log(f"how {patient.name} ended could not be noted: {error}")
 
-    def _see_to_strays(self, known: Sequence[Survivor]) -> None:
+    def _end_strays(self, known: Sequence[Survivor]) -> None:
         """End who else is in the control group."""
-        if self.group is None:
+        if self.cgroup is None:
             return
         found = {
             Identity(process.pid, process.started): process
-            for process in members_of(self.group)
-            if process.alive and not _is_of_one(process, known)
+            for process in members_of(self.cgroup)
+            if process.alive and not _belongs_to_survivor(process, known)
         }
         self._strays = {each: self._strays[each] for each in found if each in self._strays}
         for identity, process in found.items():
             patient = self._strays.get(identity)
             if patient is None:
-                patient = self._stray(process)
+                patient = self._make_stray_target(process)
                 self._strays[identity] = patient
-            self._press(patient, None)
+            self._escalate(patient, None)
 
-    def _stray(self, process: Process) -> Patient:
+    def _make_stray_target(self, process: Process) -> ReapTarget:
         def signal_it(number: int) -> bool:
-            return send(process, number)
+            return send_signal(process, number)
 
-        return Patient(f"{process.name} (pid {process.pid})", False, signal_it, -math.inf)  # noqa: FBT003 plain fields
+        return ReapTarget(f"{process.name} (pid {process.pid})", False, signal_it, -math.inf)  # noqa: FBT003 plain fields
 
 
-def _is_of_one(process: Process, known: Sequence[Survivor]) -> bool:
+def _belongs_to_survivor(process: Process, known: Sequence[Survivor]) -> bool:
     """Whether *process* is part of a program of *known*, which deal with their own.
 
     By descent and process group; and by what it was told of its operation, for a helper that
     has left both: to end it would tear the program that relies on it.
     """
     pids = {pid for each in known for pid in (each.record.program.pid, each.record.parent.pid)}
-    return belongs(process, pids) or any(is_of(process, each.directory) for each in known)
+    return belongs_to(process, pids) or any(
+        has_operation_variable(process, each.directory) for each in known
+    )

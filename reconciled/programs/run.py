@@ -24,11 +24,11 @@ from typing import Protocol, Self
 import attrs
 import trio
 
-from reconciled.programs.children import Child, Leader, Owner, current_children
-from reconciled.programs.launch import Launch, program_environment, why_not_started
+from reconciled.programs.children import Child, Owner, ProgramHandle, current_children
+from reconciled.programs.launch import Launch, explain_start_failure, program_environment
 from reconciled.programs.output import Output
 from reconciled.programs.program_records import Assignment, boot_id
-from reconciled.programs.steps import StepsDamaged, handle_of, read_steps
+from reconciled.programs.steps import StepsDamaged, format_handle, read_steps
 from reconciled.programs.supervision import Supervision
 from reconciled.stop import Section, cleanup_scope, covering_section
 from reconciled.threads import in_thread
@@ -36,13 +36,13 @@ from reconciled.threads import in_thread
 OUTPUT_LIMIT = 1024 * 1024
 # A program can write 1 GB a second straight to its file, whatever we do: looking more often
 # costs more than it saves.
-LOOK_EVERY = 0.25
-LEAD = 5.0  # seconds between SIGTERM and the deadline of a critical section, at most
+POLL_INTERVAL = 0.25
+TERM_LEAD = 5.0  # seconds between SIGTERM and the deadline of a critical section, at most
 # What the kernel may take to end a killed group. Beyond it sits in a system call that
 # nothing ends; to wait on would only take the rest of the stop down with it.
-KILL_TAKES = 1.0
+KILL_TIMEOUT = 1.0
 
-__all__ = ["Ended", "Journaled", "ProgramFailed", "program_environment", "run_program"]
+__all__ = ["Ended", "JournaledOperation", "ProgramFailed", "program_environment", "run_program"]
 
 _QUOTED_LINES = 3
 _QUOTED_LENGTH = 400
@@ -88,7 +88,7 @@ class Ended:
         return f"{self.program} {how}: {quoted}" if quoted else f"{self.program} {how}, silently"
 
 
-class Journaled(Protocol):
+class JournaledOperation(Protocol):
     """What run_program() needs of an operation; see reconciled.api.Operation."""
 
     @property
@@ -115,7 +115,7 @@ class Journaled(Protocol):
 async def run_program(  # noqa: PLR0913 one required argument
     argv: Sequence[str],
     *,
-    operation: Journaled | None = None,
+    operation: JournaledOperation | None = None,
     output: Path | None = None,
     name: str = "",
     stdin: bytes = b"",
@@ -138,12 +138,12 @@ async def run_program(  # noqa: PLR0913 one required argument
     group (SIGTERM, then SIGKILL when the cleanup allowance is over) before trio.Cancelled
     goes on; inside a critical section it runs on until that nears its deadline.
     """
-    arguments = _checked(argv)
+    arguments = _checked_arguments(argv)
     action = name or Path(arguments[0]).name
     if output is None and operation is None:
         raise TypeError("run_program() needs to know where output goes: output=request.output")
-    with _programs_of(operation):
-        variables = program_environment({**(environment or {}), **_identity(operation)})
+    with _exclusive_program(operation):
+        variables = program_environment({**(environment or {}), **_operation_variables(operation)})
         launch = Launch(arguments, directory, variables, stdin)
         place = output or (operation.directory if operation else Path())
         file = place / f"{action}.log"
@@ -157,7 +157,7 @@ async def run_program(  # noqa: PLR0913 one required argument
 
 
 @contextlib.contextmanager
-def _programs_of(operation: Journaled | None) -> Iterator[None]:
+def _exclusive_program(operation: JournaledOperation | None) -> Iterator[None]:
     """Its turn to run a program: what is durable of them has room for one."""
     running = current_children().operations
     if operation is None:
@@ -172,7 +172,7 @@ def _programs_of(operation: Journaled | None) -> Iterator[None]:
         running.discard(operation.id)
 
 
-def _identity(operation: Journaled | None) -> dict[str, str]:
+def _operation_variables(operation: JournaledOperation | None) -> dict[str, str]:
     """What a program is told about its operation."""
     if operation is None:
         return {}
@@ -185,29 +185,31 @@ def _identity(operation: Journaled | None) -> dict[str, str]:
         "RECONCILED_ATTEMPT": str(operation.attempt),
         "RECONCILED_STEP": noted[-1].name if noted else operation.last_step,
         "RECONCILED_EPOCH": str(operation.epoch),
-        "RECONCILED_HANDLE": handle_of(operation.directory.absolute(), operation.attempt),
+        "RECONCILED_HANDLE": format_handle(operation.directory.absolute(), operation.attempt),
     }
 
 
-async def _run(launch: Launch, log: Output, operation: Journaled | None, action: str) -> Ended:
+async def _run(
+    launch: Launch, log: Output, operation: JournaledOperation | None, action: str
+) -> Ended:
     section = covering_section()
     began = trio.current_time()
     child = await _start(launch, log, _supervision(operation, action, section), section)
     warned = False
     try:
         if section is not None:
-            with section.warned(min(LEAD, section.budget / 4)):
-                await _until_ended(child, log)
+            with section.scope_before_deadline(min(TERM_LEAD, section.budget / 4)):
+                await _wait_ended(child, log)
             warned = not child.ended
         if warned:
             child.signal_group(signal.SIGTERM)
-        await _until_ended(child, log)
+        await _wait_ended(child, log)
     finally:
-        kill_at = _kill_at(child, section, warned=warned)
-        with trio.CancelScope(deadline=kill_at + KILL_TAKES, shield=True):
+        kill_at = _kill_deadline(child, section, warned=warned)
+        with trio.CancelScope(deadline=kill_at + KILL_TIMEOUT, shield=True):
             await _end_group(child, log, kill_at)
-            await child.let_go()
-        code, number = _release(child)
+            await child.release()
+        code, number = _reap_or_abandon(child)
         log.compact()
     tail = log.tail(current_children().redact)
     ended = Ended(launch.arguments[0], code, number, trio.current_time() - began, tail)
@@ -220,7 +222,7 @@ async def _run(launch: Launch, log: Output, operation: Journaled | None, action:
 
 
 def _supervision(
-    operation: Journaled | None, action: str, section: Section | None
+    operation: JournaledOperation | None, action: str, section: Section | None
 ) -> Supervision | None:
     if operation is None:
         return None
@@ -240,7 +242,7 @@ async def _start(
     task = trio.lowlevel.current_task().name
     owner = Owner(launch.arguments[0], task, section is not None)
 
-    def start() -> Leader:
+    def start() -> ProgramHandle:
         if supervision is None:
             return launch.start(log)
         return launch.start_under_parent(log, supervision, children.supervisors)
@@ -248,24 +250,24 @@ async def _start(
     try:
         return await in_thread(partial(children.start, start, owner), limiter=children.limiter)
     except (OSError, ValueError) as error:
-        raise ProgramFailed(why_not_started(launch, error)) from error
+        raise ProgramFailed(explain_start_failure(launch, error)) from error
 
 
-async def _until_ended(child: Child, log: Output) -> None:
+async def _wait_ended(child: Child, log: Output) -> None:
     """Wait for the program itself, and keep its output bounded."""
     while not child.ended:
-        with trio.move_on_after(LOOK_EVERY):
+        with trio.move_on_after(POLL_INTERVAL):
             await child.wait()
-        await _look(log)
+        await _trim_output(log)
 
 
-async def _look(log: Output) -> None:
-    if log.over:
+async def _trim_output(log: Output) -> None:
+    if log.is_over_limit:
         # To give back 300 MB takes 10-50 ms, too long for the loop.
         await in_thread(log.trim, limiter=current_children().limiter)
 
 
-def _kill_at(child: Child, section: Section | None, *, warned: bool) -> float:
+def _kill_deadline(child: Child, section: Section | None, *, warned: bool) -> float:
     """When patience ends with what still lives of the group, in trio's time."""
     if warned and not child.ended:
         return trio.current_time()
@@ -280,22 +282,22 @@ async def _end_group(child: Child, log: Output, kill_at: float) -> None:
     if kill_at > trio.current_time():
         child.signal_group(signal.SIGTERM)
         with trio.CancelScope(deadline=kill_at):
-            await _until_gone(child, log)
+            await _wait_group_ended(child, log)
             return
     child.signal_group(signal.SIGKILL)
-    await _until_gone(child, log)
+    await _wait_group_ended(child, log)
 
 
-async def _until_gone(child: Child, log: Output) -> None:
-    await _until_ended(child, log)
+async def _wait_group_ended(child: Child, log: Output) -> None:
+    await _wait_ended(child, log)
     pause = 0.002
     while child.members():
         await trio.sleep(pause)
         pause = min(pause * 2, 0.1)
-        await _look(log)
+        await _trim_output(log)
 
 
-def _release(child: Child) -> tuple[int | None, int | None]:
+def _reap_or_abandon(child: Child) -> tuple[int | None, int | None]:
     """Reap it. One that not even SIGKILL ended is left to the reaper of orphans."""
     try:
         if child.ended:
@@ -306,7 +308,7 @@ def _release(child: Child) -> tuple[int | None, int | None]:
         current_children().forget(child)
 
 
-def _checked(argv: Sequence[str]) -> tuple[str, ...]:
+def _checked_arguments(argv: Sequence[str]) -> tuple[str, ...]:
     if isinstance(argv, str) or not argv or not argv[0]:
         raise ProgramFailed(
             f"{argv!r} is not a program: write a list of its name and arguments, as in [ls, -l]"

@@ -24,57 +24,60 @@ import posix
 import sys
 import time
 
-IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
-RESTORED = (_signal.SIGPIPE, _signal.SIGXFSZ)  # Python ignores them; no program expects that
+IGNORED_SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
+RESTORED_SIGNALS = (
+    _signal.SIGPIPE,
+    _signal.SIGXFSZ,
+)  # Python ignores them; no program expects that
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL for what outlives a program and its daemon
-PATIENCE = 600.0  # seconds for which an end that cannot be written is tried again
+WRITE_RETRY_TIMEOUT = 600.0  # seconds for which an end that cannot be written is tried again
 NOT_STARTED = 127
 _NOT_FOUND = (2, 20)  # ENOENT, ENOTDIR: the next directory of PATH may have it
-_PAUSE = 0.05
+_POLL_INTERVAL = 0.05
 
 # directory, arguments, files to execute in turn, environment, working directory,
 # and the beginning of both records: a JSON object that lacks its last fields.
-Order = tuple[bytes, list[bytes], list[bytes], dict[bytes, bytes], "bytes | None", bytes]
+LaunchRequest = tuple[bytes, list[bytes], list[bytes], dict[bytes, bytes], "bytes | None", bytes]
 
 
 def main() -> int:
     """Start, watch, record and clean up; the exit code interests nobody."""
     source, daemon = int(sys.argv[1]), int(sys.argv[2])
     posix.set_inheritable(daemon, False)  # noqa: FBT003 - it takes no keywords
-    order = _read_order(source)
+    order = _read_launch_request(source)
     directory = posix.open(order[0], posix.O_RDONLY | posix.O_DIRECTORY)
     pid, go, failed = _fork(order)
-    for number in IGNORED:
+    for number in IGNORED_SIGNALS:
         _signal.signal(number, _signal.SIG_IGN)
-    started = _started(b"%d" % pid)
+    started = _start_time(b"%d" % pid)
     record = order[5] + b'"program": {"pid": %d, "started": %d}' % (pid, started)
-    mine = b'"parent": {"pid": %d, "started": %d}' % (posix.getpid(), _started(b"self"))
+    mine = b'"parent": {"pid": %d, "started": %d}' % (posix.getpid(), _start_time(b"self"))
     try:
         _write_durably(directory, "child", record + b", " + mine + b"}\n")
-        _sync_above(directory)
+        _sync_parent_directory(directory)
     except OSError as error:
-        return _not_started(pid, go, daemon, b"X %d" % (error.errno or 0))
-    _tell(daemon, b"P %d %d" % (pid, started))
-    if _ask(daemon) != b"g":
-        return _not_started(pid, go, daemon, b"")
-    _tell(go, b"g")
+        return _abort_start(pid, go, daemon, b"X %d" % (error.errno or 0))
+    _send(daemon, b"P %d %d" % (pid, started))
+    if _receive(daemon) != b"g":
+        return _abort_start(pid, go, daemon, b"")
+    _send(go, b"g")
     posix.close(go)
     why = posix.read(failed, 16) or b"0"
-    _tell(daemon, b"S " + why)
+    _send(daemon, b"S " + why)
     _watch(pid, directory, daemon, record)
     return 0
 
 
-def _read_order(source: int) -> Order:
+def _read_launch_request(source: int) -> LaunchRequest:
     data = b""
     while part := posix.read(source, 65536):
         data += part
     posix.close(source)
-    order: Order = marshal.loads(data)  # noqa: S302 - our own daemon wrote it, in memory
+    order: LaunchRequest = marshal.loads(data)  # noqa: S302 - our own daemon wrote it, in memory
     return order
 
 
-def _fork(order: Order) -> tuple[int, int, int]:
+def _fork(order: LaunchRequest) -> tuple[int, int, int]:
     """The waiting program: its pid, what lets it go, and what tells why it could not."""
     may_go, go = posix.pipe()
     failed, why = posix.pipe()
@@ -95,10 +98,10 @@ def _fork(order: Order) -> tuple[int, int, int]:
     return pid, go, failed
 
 
-def _execute(order: Order) -> int:
+def _execute(order: LaunchRequest) -> int:
     """Become the program; the error number if that fails."""
     _, arguments, files, environment, where, _ = order
-    for number in RESTORED:
+    for number in RESTORED_SIGNALS:
         _signal.signal(number, _signal.SIG_DFL)
     raise_oom_score(b"/proc/self/oom_score_adj")
     try:
@@ -135,10 +138,10 @@ def raise_oom_score(file: bytes) -> None:
         return
 
 
-def _not_started(pid: int, go: int, daemon: int, message: bytes) -> int:
+def _abort_start(pid: int, go: int, daemon: int, message: bytes) -> int:
     posix.close(go)
     posix.waitpid(pid, 0)
-    _tell(daemon, message)
+    _send(daemon, message)
     return 1
 
 
@@ -151,13 +154,13 @@ def _watch(pid: int, directory: int, daemon: int, record: bytes) -> None:
     else:
         code = b"null"
     fields = b', "code": %s, "signal": %s, "at": %.3f}\n' % (code, number, time.time())
-    durable = _try_end(directory, record + fields)
-    _tell(daemon, b"E %s %s" % (code, number))
-    until = time.monotonic() + PATIENCE
-    while not durable and not _heard(daemon) and time.monotonic() < until:
-        time.sleep(_PAUSE)
-        durable = _try_end(directory, record + fields)
-    alone = _ask(daemon) != b"r"
+    durable = _try_write_end(directory, record + fields)
+    _send(daemon, b"E %s %s" % (code, number))
+    until = time.monotonic() + WRITE_RETRY_TIMEOUT
+    while not durable and not _has_message(daemon) and time.monotonic() < until:
+        time.sleep(_POLL_INTERVAL)
+        durable = _try_write_end(directory, record + fields)
+    alone = _receive(daemon) != b"r"
     if alone:
         _end_group(pid, _signal.SIGTERM, GRACE)
     _end_group(pid, _signal.SIGKILL, 1.0)
@@ -165,10 +168,10 @@ def _watch(pid: int, directory: int, daemon: int, record: bytes) -> None:
     # A daemon that lives has the end in its own journal.
     while alone and not durable and time.monotonic() < until:
         time.sleep(1)
-        durable = _try_end(directory, record + fields)
+        durable = _try_write_end(directory, record + fields)
 
 
-def _try_end(directory: int, data: bytes) -> bool:
+def _try_write_end(directory: int, data: bytes) -> bool:
     try:
         _write_durably(directory, "end", data)
     except OSError:
@@ -190,14 +193,14 @@ def _write_durably(directory: int, name: str, data: bytes) -> None:
     posix.fsync(directory)
 
 
-def _sync_above(directory: int) -> None:
+def _sync_parent_directory(directory: int) -> None:
     """The directory itself may be new."""
     above = posix.open("..", posix.O_RDONLY | posix.O_DIRECTORY, dir_fd=directory)
     posix.fsync(above)
     posix.close(above)
 
 
-def _started(who: bytes) -> int:
+def _start_time(who: bytes) -> int:
     """Start time in ticks after boot: with the pid, its identity; 0 where it is gone."""
     return int(fields[19]) if (fields := _stat(who)) else 0
 
@@ -213,15 +216,15 @@ def _stat(who: bytes) -> list[bytes]:
         return []
 
 
-def _end_group(pid: int, number: int, patience: float) -> None:
+def _end_group(pid: int, number: int, timeout: float) -> None:
     """Signal the program's group and wait for its members; *pid* is unreaped, so it is its own."""
     posix.killpg(pid, number)
-    until = time.monotonic() + patience
-    while _members(pid) and time.monotonic() < until:
-        time.sleep(_PAUSE)
+    until = time.monotonic() + timeout
+    while _has_members(pid) and time.monotonic() < until:
+        time.sleep(_POLL_INTERVAL)
 
 
-def _members(group: int) -> bool:
+def _has_members(group: int) -> bool:
     wanted = b"%d" % group
     for name in posix.listdir(b"/proc"):
         fields = _stat(name) if name.isdigit() and name != wanted else []
@@ -230,21 +233,21 @@ def _members(group: int) -> bool:
     return False
 
 
-def _tell(listener: int, message: bytes) -> None:
+def _send(listener: int, message: bytes) -> None:
     try:
         posix.write(listener, message)
     except OSError:  # whoever listened is gone
         return
 
 
-def _heard(daemon: int) -> bool:
+def _has_message(daemon: int) -> bool:
     """Whether the daemon has said something or is gone; takes nothing out of the socket."""
     import select
 
     return bool(select.select([daemon], [], [], 0)[0])
 
 
-def _ask(daemon: int) -> bytes:
+def _receive(daemon: int) -> bytes:
     """What the daemon says next; empty when it is gone."""
     try:
         return posix.read(daemon, 16)

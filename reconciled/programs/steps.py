@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import zlib
 
-from reconciled.programs.attempts import locked, read_attempt
+from reconciled.programs.attempts import lock_directory, read_attempt
 
 STEPS = "steps"
-LONGEST_NAME = 200  # characters
-_LARGEST = 16 * 1024 * 1024  # bytes read at most: some hundred thousand steps
+MAX_NAME_LENGTH = 200  # characters
+_MAX_BYTES = 16 * 1024 * 1024  # bytes read at most: some hundred thousand steps
 
 
-class NotCurrent(Exception):
+class StaleAttempt(Exception):
     """The attempt is not, or no longer, the current one of its operation."""
 
 
@@ -27,7 +27,7 @@ class StepsDamaged(Exception):
     """A line before the last is bad: which steps were done is unknown."""
 
 
-class Noted:
+class RecordedStep:
     """One step: by which attempt, and its name."""
 
     __slots__ = ("attempt", "name")
@@ -40,12 +40,12 @@ class Noted:
         return f"<step {self.name} of attempt {self.attempt}>"
 
 
-def handle_of(directory: str | os.PathLike[str], attempt: int) -> str:
+def format_handle(directory: str | os.PathLike[str], attempt: int) -> str:
     """What RECONCILED_HANDLE tells a program; opaque to it."""
     return f"{attempt}:{os.fspath(directory)}"
 
 
-def read_handle(handle: str) -> tuple[str, int]:
+def parse_handle(handle: str) -> tuple[str, int]:
     """Directory and attempt in *handle*. Raises ValueError."""
     attempt, _, directory = handle.partition(":")
     if not attempt.isdecimal() or not directory.startswith("/"):
@@ -55,13 +55,13 @@ def read_handle(handle: str) -> tuple[str, int]:
 
 def check_name(name: str) -> None:
     """Raises ValueError for what is no name of a step."""
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(
-            f"{name!r} is no name of a step: write up to {LONGEST_NAME} printable characters"
+            f"{name!r} is no name of a step: write up to {MAX_NAME_LENGTH} printable characters"
         )
 
 
-def note(directory: str, attempt: int, name: str) -> None:
+def record_step(directory: str, attempt: int, name: str) -> None:
     """Note step *name* as done by *attempt*: durable when this returns.
 
     Raises NotCurrent, StepsDamaged, ValueError for the name, and OSError: then it may be noted
@@ -69,17 +69,17 @@ def note(directory: str, attempt: int, name: str) -> None:
     """
     check_name(name)
     try:
-        with locked(directory) as handle:
+        with lock_directory(directory) as handle:
             current = read_attempt(handle)
             if current != str(attempt):
-                raise NotCurrent(f"attempt {attempt} is over: the operation is at {current}")
+                raise StaleAttempt(f"attempt {attempt} is over: the operation is at {current}")
             _append(handle, directory, attempt, name)
     except FileNotFoundError as error:
         # The whole directory goes some time after the operation's end.
-        raise NotCurrent(f"the operation of {directory} is over") from error
+        raise StaleAttempt(f"the operation of {directory} is over") from error
 
 
-def read_steps(directory: str | os.PathLike[str]) -> list[Noted]:
+def read_steps(directory: str | os.PathLike[str]) -> list[RecordedStep]:
     """The steps that are durable, in their order; each name once.
 
     Reading takes no lock: a line that is just being written is not durable yet, and is taken
@@ -123,9 +123,9 @@ def _line(attempt: int, name: str) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _parse(data: bytes, directory: str | os.PathLike[str]) -> tuple[list[Noted], int]:
+def _parse(data: bytes, directory: str | os.PathLike[str]) -> tuple[list[RecordedStep], int]:
     """The steps in *data*, and how many bytes of it are whole lines."""
-    noted: list[Noted] = []
+    noted: list[RecordedStep] = []
     whole = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         step = _step(line)
@@ -140,17 +140,17 @@ def _parse(data: bytes, directory: str | os.PathLike[str]) -> tuple[list[Noted],
     return noted, whole
 
 
-def _step(line: bytes) -> Noted | None:
+def _step(line: bytes) -> RecordedStep | None:
     """The step that *line* notes; None if it is no whole line."""
     checksum, _, text = line.removesuffix(b"\n").partition(b" ")
     attempt, _, name = text.partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
         return None
-    return Noted(int(attempt), name.decode())
+    return RecordedStep(int(attempt), name.decode())
 
 
 def _contents(file: int) -> bytes:
-    return os.pread(file, _LARGEST, 0)
+    return os.pread(file, _MAX_BYTES, 0)
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:

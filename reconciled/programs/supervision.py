@@ -24,9 +24,9 @@ import attrs
 import trio
 
 from reconciled.programs import small_parent
-from reconciled.programs.attempts import announce
-from reconciled.programs.processes import look_up
-from reconciled.programs.program_records import Assignment, Damaged, Identity, read_end
+from reconciled.programs.attempts import fence_unsynced
+from reconciled.programs.processes import find_process
+from reconciled.programs.program_records import Assignment, Identity, RecordDamaged, read_end
 
 _MESSAGE = 64  # bytes; longer ones are never sent
 # The small parent's code is handed to it compiled: from its file it takes 3-6 ms more of about
@@ -49,7 +49,7 @@ class Supervision:
 
 
 @attrs.define(eq=False)
-class SupervisedLeader:
+class SupervisedHandle:
     """The program, over it its small parent; made by start()."""
 
     pid: int
@@ -59,7 +59,7 @@ class SupervisedLeader:
     _pidfd: int  # of the program
     _socket: socket.socket
     _orphaned: bool = attrs.field(default=False, init=False)  # its small parent is gone
-    _told: tuple[int | None, int | None] | None = attrs.field(default=None, init=False)
+    _reported: tuple[int | None, int | None] | None = attrs.field(default=None, init=False)
 
     @property
     def supervisor(self) -> int:
@@ -70,19 +70,19 @@ class SupervisedLeader:
     def ended(self) -> bool:
         """Whether its end is recorded, or it has ended and nobody is left to record that."""
         self._listen()
-        return self._told is not None or (self._orphaned and self._is_over())
+        return self._reported is not None or (self._orphaned and self._has_ended())
 
     @property
-    def holds(self) -> bool:
+    def holds_pgid(self) -> bool:
         """Whether the program is there, be it as a zombie."""
-        process = look_up(self.pid)
+        process = find_process(self.pid)
         return process is not None and process.started == self.started
 
     async def wait(self) -> None:
         """Return when the small parent has said something, or the orphaned program has ended."""
         await trio.lowlevel.wait_readable(self._pidfd if self._orphaned else self._socket)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Tell the small parent to reap it, and wait for that; when cancelled, it is told."""
         with contextlib.suppress(OSError):
             self._socket.send(b"r")
@@ -95,7 +95,7 @@ class SupervisedLeader:
     def reap(self) -> tuple[int | None, int | None]:
         """Exit code and signal, as recorded; none where there is no record."""
         self._listen()
-        outcome = self._told or self._recorded()
+        outcome = self._reported or self._read_outcome()
         # An orphan of its small parent is our own child now, if we adopt orphans.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
@@ -112,7 +112,7 @@ class SupervisedLeader:
 
     def _listen(self) -> None:
         """Take what the small parent has said since."""
-        while self._told is None and not self._orphaned:
+        while self._reported is None and not self._orphaned:
             try:
                 message = self._socket.recv(_MESSAGE, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -123,16 +123,16 @@ class SupervisedLeader:
                 self._orphaned = True
             elif message.startswith(b"E "):
                 code, number = message.split()[1:]
-                self._told = _number(code), _number(number)
+                self._reported = _number(code), _number(number)
 
-    def _is_over(self) -> bool:
-        process = look_up(self.pid)
+    def _has_ended(self) -> bool:
+        process = find_process(self.pid)
         return process is None or process.started != self.started or not process.alive
 
-    def _recorded(self) -> tuple[int | None, int | None]:
+    def _read_outcome(self) -> tuple[int | None, int | None]:
         try:
             end = read_end(self._supervision.directory)
-        except (Damaged, OSError):
+        except (RecordDamaged, OSError):
             return None, None
         mine = (self._supervision.assignment, Identity(self.pid, self.started))
         if end is None or (end.assignment, end.program) != mine:
@@ -146,10 +146,10 @@ def _number(text: bytes) -> int | None:
 
 def start(
     supervision: Supervision,
-    order: bytes,
+    launch_request: bytes,
     run_parent: Callable[[Sequence[str], tuple[int, int]], subprocess.Popen[bytes]],
     parents: set[int],
-) -> SupervisedLeader:
+) -> SupervisedHandle:
     """Start what *order* says under a small small_parent. Blocks, and syncs: for a thread.
 
     run_parent  starts a command with two more descriptors, in a group of its own
@@ -158,15 +158,15 @@ def start(
     Raises OSError, with the program's own error number where that could not be executed.
     """
     try:
-        announce(supervision.directory, supervision.assignment.attempt)
+        fence_unsynced(supervision.directory, supervision.assignment.attempt)
     except OSError as error:
-        raise _not_noted(supervision.directory, error) from error
+        raise _record_failed(supervision.directory, error) from error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.ExitStack() as failing:
         failing.callback(ours.close)
         source = os.memfd_create("order", os.MFD_CLOEXEC)
         with theirs, os.fdopen(source, "r+b") as file:
-            file.write(_CODE + order)
+            file.write(_CODE + launch_request)
             file.seek(0)
             pair = (source, theirs.fileno())
             # The last argument is for whoever reads a list of processes.
@@ -177,24 +177,24 @@ def start(
         # Closed first, the socket makes it go; what it has forked is not executed then.
         failing.callback(popen.wait)
         failing.callback(ours.close)
-        pid, started = map(int, _hear(ours, b"P", supervision.directory))
+        pid, started = map(int, _receive(ours, b"P", supervision.directory))
         pidfd = os.pidfd_open(pid)  # it waits for our word, or for the end of the socket
         failing.callback(os.close, pidfd)
         with contextlib.suppress(OSError):  # its end is told by what comes, or does not
             ours.send(b"g")
-        why = int(next(_hear(ours, b"S", supervision.directory), 0))
+        why = int(next(_receive(ours, b"S", supervision.directory), 0))
         if why:
             raise OSError(why, os.strerror(why))
         failing.pop_all()
-        return SupervisedLeader(pid, started, supervision, popen, pidfd, ours)
+        return SupervisedHandle(pid, started, supervision, popen, pidfd, ours)
 
 
-def _hear(ours: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
+def _receive(ours: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
     """The numbers that come with message *wanted*."""
     message = ours.recv(_MESSAGE)
     kind, *numbers = message.split() or [b""]
     if kind == b"X":
-        raise _not_noted(directory, OSError(int(numbers[0]), os.strerror(int(numbers[0]))))
+        raise _record_failed(directory, OSError(int(numbers[0]), os.strerror(int(numbers[0]))))
     if kind != wanted:
         # Ended before the program was let go, or by that very program: only then it runs.
         if wanted == b"P":
@@ -203,12 +203,12 @@ def _hear(ours: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes
     return iter(numbers)
 
 
-def _not_noted(directory: Path, error: OSError) -> OSError:
+def _record_failed(directory: Path, error: OSError) -> OSError:
     # Without an error number: it is not the program's own.
     return OSError(f"that it runs cannot be noted durably in {directory}: {error.strerror}")
 
 
-def order(
+def encode_launch_request(
     supervision: Supervision,
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -228,13 +228,13 @@ def order(
     if b"/" not in name:
         path = os.get_exec_path(dict(environment))
         places = [os.path.join(os.fsencode(each), name) for each in path]  # noqa: PTH118 bytes
-    plain: small_parent.Order = (
+    plain: small_parent.LaunchRequest = (
         os.fsencode(supervision.directory),
         words,
         places,
         variables,
         None if where is None else os.fsencode(where),
-        supervision.assignment.head(),
+        supervision.assignment.to_json_prefix(),
     )
     return marshal.dumps(plain)
 

@@ -23,24 +23,24 @@ from pathlib import Path
 import attrs
 
 from reconciled.programs.cgroup import is_hidden
-from reconciled.programs.processes import Process, everybody, look_up
+from reconciled.programs.processes import Process, all_processes, find_process
 from reconciled.programs.program_records import (
     Assignment,
     ChildRecord,
-    Damaged,
     EndRecord,
     Identity,
+    RecordDamaged,
     boot_id,
     read_child,
     read_end,
     write_end,
 )
 
-POLL = 0.05  # seconds between two looks where one process has to be waited for twice
-TERM = 5.0  # seconds from SIGTERM to SIGKILL for an ordinary survivor
-KILL_TAKES = 2.0  # seconds for the kernel, and for the small parent to take note
-LOOK_EVERY = 0.5
-_LADDER = ((signal.SIGTERM, TERM), (signal.SIGKILL, KILL_TAKES))
+FAST_POLL_INTERVAL = 0.05  # seconds between two looks where one process has to be waited for twice
+TERM_GRACE = 5.0  # seconds from SIGTERM to SIGKILL for an ordinary survivor
+KILL_TIMEOUT = 2.0  # seconds for the kernel, and for the small parent to take note
+POLL_INTERVAL = 0.5
+_ESCALATION = ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_TIMEOUT))
 
 
 @attrs.define(eq=False)
@@ -52,7 +52,7 @@ class Survivor:
 
     directory: Path
     record: ChildRecord
-    _here: bool  # of this boot of this machine
+    _same_boot: bool  # of this boot of this machine
     _program: int = -1  # pidfd; -1: it does not live
     _parent: int = -1
 
@@ -70,13 +70,13 @@ class Survivor:
     @property
     def alive(self) -> bool:
         """Whether the program, its small parent, or anybody else of its group still lives."""
-        return _lives(self._program) or _lives(self._parent) or bool(self.leftovers())
+        return _is_alive(self._program) or _is_alive(self._parent) or bool(self.remaining_members())
 
     @property
     def end(self) -> EndRecord | None:
         """How it ended; None: not yet, or nobody took note. Raises Damaged, OSError."""
         end = read_end(self.directory)
-        return end if end is not None and end.of(self.record) else None
+        return end if end is not None and end.matches(self.record) else None
 
     def remaining(self, now: Callable[[], float] = time.monotonic) -> float:
         """Seconds left of its budget; 0 for an ordinary one, which has none."""
@@ -94,37 +94,37 @@ class Survivor:
         for descriptor in (self._program, self._parent):
             if descriptor >= 0:
                 await trio.lowlevel.wait_readable(descriptor)
-        for number, patience in _LADDER:
+        for number, patience in _ESCALATION:
             with trio.move_on_after(patience):
-                if self.leftovers():
+                if self.remaining_members():
                     self.signal(number)
-                while self.leftovers():  # noqa: ASYNC110 - no event comes from a stranger's child
-                    await trio.sleep(POLL)
+                while self.remaining_members():  # noqa: ASYNC110 - no event comes from a stranger's child
+                    await trio.sleep(FAST_POLL_INTERVAL)
                 return self.end
         return self.end
 
-    async def end_at_once(self, term: float = TERM) -> EndRecord | None:
+    async def terminate(self, term: float = TERM_GRACE) -> EndRecord | None:
         """End its group: SIGTERM, SIGKILL after *term* seconds; how it ended, as wait() says.
 
         When cancelled, it has got SIGTERM. Raises Damaged, OSError.
         """
         import trio
 
-        for number, patience in ((signal.SIGTERM, term), (signal.SIGKILL, KILL_TAKES)):
+        for number, patience in ((signal.SIGTERM, term), (signal.SIGKILL, KILL_TIMEOUT)):
             self.signal(number)
             with trio.move_on_after(patience):
                 return await self.wait()
         self.kill_parent()
         return self.end
 
-    def wait_until(self, until: float) -> bool:
+    def wait_until(self, deadline: float) -> bool:
         """Wait, without trio, until it is over or *until* (monotonic); whether it is over."""
         while self.alive:
-            left = until - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            living = [each for each in (self._program, self._parent) if _lives(each)]
-            _poll(living[:1], min(left, LOOK_EVERY if living else POLL))
+            living = [each for each in (self._program, self._parent) if _is_alive(each)]
+            _poll(living[:1], min(left, POLL_INTERVAL if living else FAST_POLL_INTERVAL))
         return True
 
     def signal(self, number: int) -> bool:
@@ -133,8 +133,8 @@ class Survivor:
         A program that has ended and is not reaped yet holds the number of its group.
         """
         program = self.record.program
-        if not self._here or not _is(program):
-            sent = [send(process, number) for process in self.leftovers()]
+        if not self._same_boot or not _is_running(program):
+            sent = [send_signal(process, number) for process in self.remaining_members()]
             return any(sent)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(program.pid, number)
@@ -143,29 +143,34 @@ class Survivor:
 
     def kill_parent(self) -> None:
         """End the small parent, which outlives its program for as long as it cannot take note."""
-        if _lives(self._parent):
+        if _is_alive(self._parent):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parent, signal.SIGKILL)
 
-    def leftovers(self) -> list[Process]:
+    def remaining_members(self) -> list[Process]:
         """Who lives in the group of a program that is gone, where no small parent ends them."""
-        if _lives(self._program) or _lives(self._parent) or not self._here or self._has_end():
+        if (
+            _is_alive(self._program)
+            or _is_alive(self._parent)
+            or not self._same_boot
+            or self._has_end()
+        ):
             return []
         group = self.record.program.pid
         return [
             each
-            for each in everybody()
-            if each.group == group and each.alive and is_of(each, self.directory)
+            for each in all_processes()
+            if each.group == group and each.alive and has_operation_variable(each, self.directory)
         ]
 
     def _has_end(self) -> bool:
         """Whether an end is recorded; one that cannot be read says nothing about who is left."""
         try:
             return self.end is not None
-        except (Damaged, OSError):
+        except (RecordDamaged, OSError):
             return False
 
-    def note_end(self, number: int) -> None:
+    def record_end(self, number: int) -> None:
         """Record that ``reap`` ended it by signal *number*, unless its end is recorded.
 
         Raises Damaged, OSError.
@@ -183,7 +188,7 @@ class Survivor:
         self._program = self._parent = -1
 
 
-def find(directory: Path) -> Survivor | None:
+def find_survivor(directory: Path) -> Survivor | None:
     """The last program of the operation in *directory*; None where it never ran one.
 
     Of another boot nothing lives. Raises Damaged: then nothing may be concluded, and OSError.
@@ -193,41 +198,41 @@ def find(directory: Path) -> Survivor | None:
     if record is None:
         return None
     if not record.assignment.boot_id or record.assignment.boot_id != boot_id():
-        return Survivor(directory, record, here=False)
+        return Survivor(directory, record, same_boot=False)
     for identity in (record.program, record.parent):
         if is_hidden(identity.pid):
-            raise Damaged(
+            raise RecordDamaged(
                 f"process {identity.pid} of it runs and cannot be seen from here: remove"
                 " PrivateUsers= from the unit, or end that process"
             )
-    program = _open(record.program)
+    program = _open_pidfd(record.program)
     try:
-        return Survivor(directory, record, True, program, _open(record.parent))  # noqa: FBT003
+        return Survivor(directory, record, True, program, _open_pidfd(record.parent))  # noqa: FBT003
     except BaseException:
         if program >= 0:
             os.close(program)
         raise
 
 
-def _open(identity: Identity) -> int:
+def _open_pidfd(identity: Identity) -> int:
     """A descriptor for the process of that very identity, -1 where it is gone."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return -1
     # Opened first: from here on the number may go to somebody else, the descriptor never.
-    if _is(identity):
+    if _is_running(identity):
         return descriptor
     os.close(descriptor)
     return -1
 
 
-def _is(identity: Identity) -> bool:
-    process = look_up(identity.pid)
+def _is_running(identity: Identity) -> bool:
+    process = find_process(identity.pid)
     return process is not None and process.started == identity.started
 
 
-def _lives(descriptor: int) -> bool:
+def _is_alive(descriptor: int) -> bool:
     """Whether the process of a pidfd has not ended; a zombie has."""
     return descriptor >= 0 and not _poll([descriptor], 0)
 
@@ -240,7 +245,7 @@ def _poll(descriptors: list[int], seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def is_of(process: Process, directory: Path) -> bool:
+def has_operation_variable(process: Process, directory: Path) -> bool:
     """Whether the environment of *process* names the operation of *directory*."""
     mark = f"RECONCILED_OPERATION={directory.name}".encode()
     try:
@@ -249,10 +254,10 @@ def is_of(process: Process, directory: Path) -> bool:
         return False
 
 
-def send(process: Process, number: int) -> bool:
+def send_signal(process: Process, number: int) -> bool:
     """Send *number* to that very process; False where it is gone or not ours to signal."""
     identity = Identity(process.pid, process.started)
-    descriptor = _open(identity)
+    descriptor = _open_pidfd(identity)
     if descriptor < 0:
         return False
     try:

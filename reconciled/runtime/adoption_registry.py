@@ -8,7 +8,7 @@ from reconciled.core.resources import Key
 
 
 @attrs.define(eq=False)
-class Adoptions:
+class AdoptionRegistry:
     """The keys whose programs are being waited for, with the operation each belongs to."""
 
     _waiting: dict[Key, str] = attrs.field(factory=dict, init=False)

@@ -12,19 +12,19 @@ from reconciled.core.loops import LoopDetector
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key
 from reconciled.core.results import Result
-from reconciled.instant import Signals
+from reconciled.instant import SignalHandlers
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import Children
-from reconciled.runtime.adoption_registry import Adoptions
+from reconciled.runtime.adoption_registry import AdoptionRegistry
 from reconciled.runtime.operations.operation import Operations
-from reconciled.runtime.stop_recorder import StopRecord
+from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.stop import Stop
 
 
 @attrs.define(eq=False)
-class Host:
+class RuntimeContext:
     """The daemon's services, as its controllers and runs see them.
 
     stopping() is the one question that everything asks before it begins: it reads the signal
@@ -33,22 +33,22 @@ class Host:
 
     state: Path
     logs: Logs
-    signals: Signals
+    signals: SignalHandlers
     stop: Stop
     queue: WorkQueue
     store: Store
     operations: Operations
-    adoptions: Adoptions
+    adoptions: AdoptionRegistry
     children: Children
     loops: LoopDetector
-    record: StopRecord
+    stop_recorder: StopRecorder
     services: trio.Nursery
     # Called with each outcome: (key, result, failures in a row). ``run --once`` counts them.
     on_outcome: Callable[[Key, Result, int], None] | None = None
     # Every source has said something, or has had its time for it.
     ready: bool = attrs.field(default=False, init=False)
     # Why no key is handed out at the moment; empty: it is. Set by Dispatcher.pause() alone.
-    paused: str = attrs.field(default="", init=False)
+    pause_reason: str = attrs.field(default="", init=False)
     log: BoundLog = attrs.field(init=False)
     _runs: int = attrs.field(default=0, init=False)
 
@@ -60,7 +60,7 @@ class Host:
     @property
     def stopping(self) -> bool:
         """Whether the instant of a stop is over."""
-        return self.signals.stop_at is not None or self.stop.began.is_set()
+        return self.signals.stop_requested_at is not None or self.stop.began.is_set()
 
     @property
     def debugging(self) -> bool:
@@ -72,14 +72,16 @@ class Host:
         self._runs += 1
         return self._runs
 
-    def chore(self, name: str, function: Callable[..., Awaitable[object]], *args: object) -> None:
+    def start_background(
+        self, name: str, function: Callable[..., Awaitable[object]], *args: object
+    ) -> None:
         """Have a short write done by the services, which outlive all work; failures are logged."""
         self.services.start_soon(self._chore, name, function, args, name=f"chore {name}")
 
-    def tell_store(self, trouble: str) -> None:
+    def log_store_state(self, error: str) -> None:
         """Say whether the store can be written: when it changes, not with each write."""
-        if trouble:
-            self.log.error("journal.unwritable", reason=trouble)
+        if error:
+            self.log.error("journal.unwritable", reason=error)
         else:
             self.log.info("journal.writable")
 
@@ -89,4 +91,4 @@ class Host:
         try:
             await function(*args)
         except Exception as error:  # noqa: BLE001 - a chore harms nobody else (invariant 12)
-            self.log.error("chore.failed", chore=name, reason=str(error) or repr(error))
+            self.log.error("background.failed", chore=name, reason=str(error) or repr(error))

@@ -70,7 +70,7 @@ def cancellation_in(error: BaseException) -> BaseException | None:
     return None
 
 
-def checked(result: object) -> Result:
+def checked_result(result: object) -> Result:
     """*result*, if a reconciler may answer that."""
     if isinstance(result, Result):
         return result

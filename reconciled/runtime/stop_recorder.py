@@ -16,9 +16,15 @@ import trio
 
 from reconciled.core.stages import Stage
 from reconciled.journal.operation_record import OperationRecord
-from reconciled.observe.stopreport import ChildLeft, Fate, LeftOpen, StopReport, Straggler
+from reconciled.observe.stopreport import (
+    RunningProgram,
+    StopOutcome,
+    StopReport,
+    Straggler,
+    UnfinishedOperation,
+)
 from reconciled.observe.tasktree import frames_of
-from reconciled.programs.children import Left
+from reconciled.programs.children import RemainingProcess
 from reconciled.stop import Stop, Work
 
 # Where a run stands costs 20 µs each: of so many it is looked up when ordinary work ends.
@@ -28,7 +34,7 @@ NAMED = 2000
 
 
 @attrs.define(eq=False)
-class StopRecord:
+class StopRecorder:
     """Listens to the daemon's stop; report() may be called at any time."""
 
     stop: Stop
@@ -45,16 +51,16 @@ class StopRecord:
 
     def __attrs_post_init__(self) -> None:
         self.stop.on_stage = self._reached
-        self.stop.on_left = self._left
+        self.stop.on_work_ended = self._on_work_ended
 
-    def heard(self, number: int, at: float) -> None:
+    def record_signal(self, number: int, at: float) -> None:
         """The handler saw signal *number* at *at* (monotonic); a loop that hangs never says so."""
         if self._began is None:
             self.signal = number
             self._began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=time.monotonic() - at)
             self._began_at = at
 
-    def interrupted(self, key: str) -> None:
+    def record_interrupted(self, key: str) -> None:
         """The run of *key* did not get to its end."""
         self._interrupted.add(key)
 
@@ -70,23 +76,23 @@ class StopRecord:
         for work in works[:LOOKED_AT]:
             self._where[work] = tuple(frames_of(work.task))
 
-    def _left(self, work: Work) -> None:
+    def _on_work_ended(self, work: Work) -> None:
         stage = self.stop.stage
         section = work.last_section
         if section is not None and work.cut is None:
             self._critical_finished += 1
         if work.cut is not None:
-            fate = Fate.CUT
+            fate = StopOutcome.CUT
         elif stage >= Stage.STOPPING and section is None:
-            fate = Fate.CANCELLED
+            fate = StopOutcome.CANCELLED
         else:
-            fate = Fate.FINISHED
+            fate = StopOutcome.FINISHED
         if len(self._ended) < NAMED:
             self._ended.append(self._straggler(work, stage, fate))
         self._running.discard(work)
         self._where.pop(work, None)
 
-    def _straggler(self, work: Work, stage: Stage, fate: Fate) -> Straggler:
+    def _straggler(self, work: Work, stage: Stage, fate: StopOutcome) -> Straggler:
         section = work.last_section
         return Straggler(
             work.name,
@@ -105,14 +111,16 @@ class StopRecord:
         *,
         reason: str = "",
         operations: Sequence[OperationRecord] = (),
-        left: Sequence[Left] = (),
+        left: Sequence[RemainingProcess] = (),
         killed: frozenset[int] = frozenset(),
         stacks: Sequence[str] = (),
         drops: int = 0,
     ) -> StopReport:
         """The report as of now; runs that are still there are left behind."""
         stage = self.stop.stage
-        behind = [self._straggler(work, stage, Fate.LEFT_BEHIND) for work in self.stop.all_works()]
+        behind = [
+            self._straggler(work, stage, StopOutcome.LEFT_BEHIND) for work in self.stop.all_works()
+        ]
         return StopReport(
             reason or self.stop.reason or "the loop did not answer",
             (self._began or dt.datetime.now(dt.UTC)).isoformat(timespec="milliseconds"),
@@ -124,7 +132,8 @@ class StopRecord:
             stragglers=(*behind, *self._ended),
             interrupted=tuple(sorted(self._interrupted)),
             operations=tuple(
-                LeftOpen(each.id, each.key, each.name, each.hold is not None) for each in operations
+                UnfinishedOperation(each.id, each.key, each.name, each.hold is not None)
+                for each in operations
             ),
             not_served=self.not_served,
             children=tuple(_child(each, killed) for each in left),
@@ -133,9 +142,9 @@ class StopRecord:
         )
 
 
-def _child(left: Left, killed: frozenset[int]) -> ChildLeft:
+def _child(left: RemainingProcess, killed: frozenset[int]) -> RunningProgram:
     process = left.process
     # Leaders and members alike: it is the group that is killed.
-    fate = Fate.KILLED if process.group in killed else Fate.LEFT_BEHIND
+    fate = StopOutcome.KILLED if process.group in killed else StopOutcome.LEFT_BEHIND
     key = left.child.owner.removeprefix("reconcile ") if left.child else ""
-    return ChildLeft(process.pid, process.name, fate, key=key)
+    return RunningProgram(process.pid, process.name, fate, key=key)

@@ -14,9 +14,9 @@ from reconciled.service import directives, timing
 from reconciled.service.findings import Finding
 from reconciled.service.unit_facts import UnitFacts
 
-_LOOKS: tuple[Callable[[UnitFacts, StopLimits], Finding | None], ...] = (
+_CHECKS: tuple[Callable[[UnitFacts, StopLimits], Finding | None], ...] = (
     timing.timeout_stop,
-    timing.phases,
+    timing.power_off_limit,
     directives.kill_mode,
     directives.no_reaper,
     timing.reap_wait,
@@ -35,5 +35,5 @@ _LOOKS: tuple[Callable[[UnitFacts, StopLimits], Finding | None], ...] = (
 
 def compare(facts: UnitFacts, limits: StopLimits) -> tuple[Finding, ...]:
     """All findings of a unit, the worst first."""
-    found = [finding for look in _LOOKS if (finding := look(facts, limits)) is not None]
-    return tuple(sorted(found, key=lambda each: each.grade))
+    found = [finding for look in _CHECKS if (finding := look(facts, limits)) is not None]
+    return tuple(sorted(found, key=lambda each: each.severity))

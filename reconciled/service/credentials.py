@@ -26,7 +26,7 @@ LARGEST = 1024 * 1024  # bytes: the manager's own limit
 # Text beyond this is a bundle of certificates or an image: to look for it in each line of the
 # log would cost more than it hides.
 _LONGEST_HIDDEN = 64 * 1024
-_DEEPEST = 64  # as deep as a file may be nested
+_MAX_DEPTH = 64  # as deep as a file may be nested
 # What the manager takes for a name: it is a file's, and the part before a colon.
 _NAME = re.compile(r"[ -.0-9;-~]{1,255}")
 
@@ -81,7 +81,7 @@ class Secret:
             raise SecretUnavailable(message) from error
 
 
-def handed_in() -> Iterator[str]:
+def passed_credentials() -> Iterator[str]:
     """Each credential that is a text of bounded size, for whoever has to hide them; none: none.
 
     Those that cannot be read are left out: whoever uses one is told.
@@ -107,7 +107,7 @@ def secrets_in(
     kind: Any = type(value)
     if isinstance(value, Secret):
         yield path, value
-    elif len(path) >= _DEEPEST:
+    elif len(path) >= _MAX_DEPTH:
         return
     elif attrs.has(kind):
         for field in attrs.fields(kind):
@@ -122,7 +122,7 @@ def secrets_in(
             yield from secrets_in(inner, (*path, index))
 
 
-def missing(value: object) -> str:
+def unavailable_reason(value: object) -> str:
     """Why the first secret in *value* that cannot be read cannot; empty: all of them can."""
     for _, secret in secrets_in(value):
         try:

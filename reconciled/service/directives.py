@@ -5,7 +5,14 @@ from __future__ import annotations
 import attrs
 
 from reconciled.core.stages import StopLimits
-from reconciled.service.findings import Finding, Grade, Remedy, drop_in, reload_command, span
+from reconciled.service.findings import (
+    Finding,
+    Remedy,
+    Severity,
+    drop_in,
+    format_timespan,
+    reload_command,
+)
 from reconciled.service.timing import reap_line
 from reconciled.service.unit_facts import UnitFacts
 
@@ -16,7 +23,7 @@ def kill_mode(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     """What becomes of programs when the daemon is stopped."""
     mode = facts.kill_mode
     lines = ["KillMode=process"]
-    if facts.stop_post is not None and facts.reaper is None:
+    if facts.exec_stop_post is not None and facts.reaper is None:
         lines.append(f"ExecStopPost={reap_line(facts, limits)}")
     remedy = drop_in(facts, "kill-mode", *lines)
     if mode == "control-group":
@@ -25,26 +32,26 @@ def kill_mode(facts: UnitFacts, limits: StopLimits) -> Finding | None:
             " daemon gets it: it kills helm, or whatever runs, during a stop, although the daemon"
             " would wait for it; set process"
         )
-        return Finding(Grade.ADVICE, "KillMode", what, remedy)
+        return Finding(Severity.ADVICE, "KillMode", what, remedy)
     if mode == "none":
         what = "KillMode=none leaves the daemon itself running after a stop; set process"
-        return Finding(Grade.ADVICE, "KillMode", what, remedy)
+        return Finding(Severity.ADVICE, "KillMode", what, remedy)
     if mode == "mixed":
         what = (
             "KillMode=mixed waits for programs in a stop, and kills them at once when the daemon"
             " crashes: right where none has to outlive a crash; else set process"
         )
-        return Finding(Grade.NOTE, "KillMode", what)
+        return Finding(Severity.NOTE, "KillMode", what)
     return None
 
 
 def no_reaper(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     """Who ends what outlives a crash."""
-    if facts.kill_mode != "process" or facts.stop_post is None or facts.reaper is not None:
+    if facts.kill_mode != "process" or facts.exec_stop_post is None or facts.reaper is not None:
         return None
     line = reap_line(facts, limits)
     return Finding(
-        Grade.ADVICE,
+        Severity.ADVICE,
         "ExecStopPost",
         "KillMode=process without `reconciled reap` in ExecStopPost=: what outlives a crash runs"
         f" on beside the next daemon, and nobody ends it; set {line}",
@@ -61,7 +68,7 @@ def watchdog(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
         " itself is stuck lasts for ever; set 60s"
     )
     remedy = drop_in(facts, "watchdog", "WatchdogSec=60s")
-    return Finding(Grade.ADVICE, "WatchdogSec", what, remedy)
+    return Finding(Severity.ADVICE, "WatchdogSec", what, remedy)
 
 
 def notify(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
@@ -82,7 +89,7 @@ def notify(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
         )
     else:
         return None
-    return Finding(Grade.ADVICE, "NotifyAccess", what, drop_in(facts, "notify", *lines))
+    return Finding(Severity.ADVICE, "NotifyAccess", what, drop_in(facts, "notify", *lines))
 
 
 def restart(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
@@ -90,30 +97,38 @@ def restart(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     if facts.restart == "no":
         what = "Restart=no: after a crash nobody recovers what was under way; set always"
         lines = ("Restart=always", "RestartSec=1s", f"RestartPreventExitStatus={INVALID}")
-        return Finding(Grade.ADVICE, "Restart", what, drop_in(facts, "restart", *lines))
-    if facts.restart is None or facts.prevented is None or INVALID in facts.prevented:
+        return Finding(Severity.ADVICE, "Restart", what, drop_in(facts, "restart", *lines))
+    if (
+        facts.restart is None
+        or facts.restart_prevent_exit_status is None
+        or INVALID in facts.restart_prevent_exit_status
+    ):
         return None
     what = (
         f"RestartPreventExitStatus= lacks {INVALID}: a configuration that is invalid is tried"
         f" again for ever, in place of a unit that has visibly failed; set {INVALID}"
     )
     remedy = drop_in(facts, "exit-status", f"RestartPreventExitStatus={INVALID}")
-    return Finding(Grade.ADVICE, "RestartPreventExitStatus", what, remedy)
+    return Finding(Severity.ADVICE, "RestartPreventExitStatus", what, remedy)
 
 
 def start_limit(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     """Whether crashes can end it for good."""
-    interval, burst, delay = facts.start_limit, facts.start_burst, facts.restart_delay
+    interval, burst, delay = (
+        facts.start_limit_interval,
+        facts.start_limit_burst,
+        facts.restart_delay,
+    )
     if facts.restart in (None, "no") or not interval or not burst or delay is None:
         return None
     if burst * delay > interval:
         return None  # not even a daemon that ends at once starts so often
     what = (
-        f"StartLimitIntervalSec={span(interval)} with RestartSec={span(delay)}: {burst} crashes"
+        f"StartLimitIntervalSec={format_timespan(interval)} with RestartSec={format_timespan(delay)}: {burst} crashes"
         " in a row, and nothing starts the daemon again; set 0"
     )
     remedy = drop_in(facts, "start-limit", "StartLimitIntervalSec=0", section="Unit")
-    return Finding(Grade.ADVICE, "StartLimitIntervalSec", what, remedy)
+    return Finding(Severity.ADVICE, "StartLimitIntervalSec", what, remedy)
 
 
 def oom_policy(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
@@ -125,7 +140,7 @@ def oom_policy(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
         " whole service along; set continue"
     )
     return Finding(
-        Grade.ADVICE, "OOMPolicy", what, drop_in(facts, "oom", "OOMPolicy=continue")
+        Severity.ADVICE, "OOMPolicy", what, drop_in(facts, "oom", "OOMPolicy=continue")
     )  # fmt: skip
 
 
@@ -135,23 +150,23 @@ def sigkill(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
         return None
     what = "SendSIGKILL=no: a daemon that hangs stays, and the next start is refused; set yes"
     remedy = drop_in(facts, "sigkill", "SendSIGKILL=yes")
-    return Finding(Grade.ADVICE, "SendSIGKILL", what, remedy)
+    return Finding(Severity.ADVICE, "SendSIGKILL", what, remedy)
 
 
 def stale(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     """Whether the manager has read what is written."""
-    if not facts.stale:
+    if not facts.need_daemon_reload:
         return None
     command = reload_command(facts)
     what = f"the unit's files have changed and the manager has not read them: {command}"
-    return Finding(Grade.ADVICE, "NeedDaemonReload", what, Remedy("", "", command))
+    return Finding(Severity.ADVICE, "NeedDaemonReload", what, Remedy("", "", command))
 
 
 def sockets(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     """Whether an activated socket outlives a stop."""
     for unit in facts.sockets:
         for path in unit.paths:
-            if not any(path.startswith(f"{directory}/") for directory in facts.runtime):
+            if not any(path.startswith(f"{directory}/") for directory in facts.runtime_directories):
                 continue
             beside = f"/run/{unit.name}".replace(".socket", ".sock")
             what = (
@@ -161,22 +176,22 @@ def sockets(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
             lines = ("ListenStream=", f"ListenStream={beside}")
             there = attrs.evolve(facts, name=unit.name)
             remedy = drop_in(there, "path", *lines, section="Socket")
-            return Finding(Grade.ADVICE, "ListenStream", what, remedy)
+            return Finding(Severity.ADVICE, "ListenStream", what, remedy)
     return None
 
 
 def socket_user(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     """Whether the daemon's own clients may use an activated socket."""
     user = facts.user
-    if user is None or facts.of_user:
+    if user is None or facts.is_user_unit:
         return None
     for unit in facts.sockets:
-        if unit.paths and unit.owner != user and user not in ("", "root"):
+        if unit.paths and unit.user != user and user not in ("", "root"):
             what = (
-                f"SocketUser={unit.owner} of {unit.name} is not User={user} of {facts.name}: its"
+                f"SocketUser={unit.user} of {unit.name} is not User={user} of {facts.name}: its"
                 f" own `reconciled reload` may not connect; set {user}"
             )
             there = attrs.evolve(facts, name=unit.name)
             remedy = drop_in(there, "user", f"SocketUser={user}", section="Socket")
-            return Finding(Grade.ADVICE, "SocketUser", what, remedy)
+            return Finding(Severity.ADVICE, "SocketUser", what, remedy)
     return None

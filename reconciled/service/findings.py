@@ -10,7 +10,7 @@ import attrs
 from reconciled.service.unit_facts import UnitFacts
 
 
-class Grade(enum.IntEnum):
+class Severity(enum.IntEnum):
     """How much a finding matters; the worst is the lowest.
 
     FAULT   the stop budget does not fit: ``--strict`` refuses
@@ -29,32 +29,32 @@ class Remedy:
 
     path: str
     text: str
-    then: str
+    command: str
 
 
 @attrs.frozen
 class Finding:
     """One thing that does not fit: the directive, and what is wrong with it and what to set."""
 
-    grade: Grade
+    severity: Severity
     directive: str
-    what: str
+    message: str
     remedy: Remedy | None = None
 
 
 def drop_in(facts: UnitFacts, topic: str, *lines: str, section: str = "Service") -> Remedy:
     """A drop-in of the unit with *lines*."""
-    place = "~/.config/systemd/user" if facts.of_user else "/etc/systemd/system"
+    place = "~/.config/systemd/user" if facts.is_user_unit else "/etc/systemd/system"
     text = "".join(f"{line}\n" for line in (f"[{section}]", *lines))
     return Remedy(f"{place}/{facts.name}.d/60-{topic}.conf", text, reload_command(facts))
 
 
 def reload_command(facts: UnitFacts) -> str:
     """What has the manager read its files."""
-    return "systemctl --user daemon-reload" if facts.of_user else "systemctl daemon-reload"
+    return "systemctl --user daemon-reload" if facts.is_user_unit else "systemctl daemon-reload"
 
 
-def span(seconds: float) -> str:
+def format_timespan(seconds: float) -> str:
     """*seconds* as a unit file has them: 6min, 1h 30min."""
     if seconds == math.inf:
         return "infinity"

@@ -39,12 +39,12 @@ from jeepney.io.trio import DBusConnection
 from jeepney.low_level import MessageType, calc_msg_size
 from jeepney.wrappers import new_method_call, unwrap_msg
 
-from reconciled.service.bus import LOGIND, place_of, system_bus
+from reconciled.service.bus import LOGIND, socket_path, system_bus_address
 
 # Bounds in seconds: for what the bus does itself, and for what may wait for another service,
 # as a lock waits for polkit to be started.
-GREETING = 5.0
-ANSWER = 30.0
+CONNECT_TIMEOUT = 5.0
+CALL_TIMEOUT = 30.0
 
 # Bytes: of a message that is read, which is far more than logind ever has to say, of what tells
 # how long a message is, and of one read of what passes by.
@@ -54,7 +54,7 @@ _DENIED = (
     "org.freedesktop.DBus.Error.AccessDenied",
     "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
 )
-_GONE = (
+_NOT_RUNNING = (
     "org.freedesktop.DBus.Error.NameHasNoOwner",
     "org.freedesktop.DBus.Error.ServiceUnknown",
 )
@@ -85,7 +85,7 @@ class Logind:
     """
 
     _connection: DBusConnection
-    _marked: bool = attrs.field(default=False, init=False)
+    _has_changed: bool = attrs.field(default=False, init=False)
 
     @classmethod
     async def connect(cls) -> Logind:
@@ -94,14 +94,16 @@ class Logind:
         Raises FileNotFoundError where there is no system bus at all, as in most containers.
         """
         try:
-            with trio.fail_after(GREETING):
-                connection = await _greeted()
+            with trio.fail_after(CONNECT_TIMEOUT):
+                connection = await _connect()
         except FileNotFoundError as error:
             raise FileNotFoundError(f"this machine has no system bus: {error}") from error
         except trio.TooSlowError as error:
-            raise Unreachable(f"the system bus does not answer within {GREETING:g} s") from error
+            raise Unreachable(
+                f"the system bus does not answer within {CONNECT_TIMEOUT:g} s"
+            ) from error
         except Exception as error:
-            raise Unreachable(f"no connection to the system bus: {_said(error)}") from error
+            raise Unreachable(f"no connection to the system bus: {_error_text(error)}") from error
         made = cls(connection)
         try:
             await made._listen()
@@ -110,7 +112,7 @@ class Logind:
             raise
         return made
 
-    async def preparing(self) -> bool:
+    async def is_preparing_for_shutdown(self) -> bool:
         """Whether the machine is about to be shut down or rebooted."""
         return bool(await self._property("PreparingForShutdown"))
 
@@ -118,7 +120,7 @@ class Logind:
         """For how many seconds logind lets itself be delayed at most, as it is configured now."""
         return int(await self._property("InhibitDelayMaxUSec")) / 1_000_000
 
-    async def lock(self, who: str, why: str) -> DelayLock:
+    async def inhibit(self, who: str, why: str) -> DelayLock:
         """Take a delay lock; ``systemd-inhibit --list`` shows *who* and *why*."""
         asked = new_method_call(LOGIND, "Inhibit", "ssss", ("shutdown", who, why, "delay"))
         (descriptor,) = await self._call(asked)
@@ -127,16 +129,16 @@ class Logind:
         os.set_inheritable(number, False)  # noqa: FBT003 - it takes no keyword
         return DelayLock(number)
 
-    async def changed(self) -> None:
+    async def wait_changed(self) -> None:
         """Wait until preparing() may answer something else; sometimes it does not."""
-        while not self._marked:
+        while not self._has_changed:
             try:
-                self._note(await self._connection.receive())
+                self._record_signal(await self._connection.receive())
             except trio.EndOfChannel as error:
                 raise Unreachable("the system bus has closed the connection") from error
             except Exception as error:
-                raise Unreachable(f"the system bus failed: {_said(error)}") from error
-        self._marked = False
+                raise Unreachable(f"the system bus failed: {_error_text(error)}") from error
+        self._has_changed = False
 
     def close(self) -> None:
         """Close the connection. Locks are not concerned: a lock has its own descriptor."""
@@ -170,17 +172,17 @@ class Logind:
         message.header.flags |= MessageFlag.no_auto_start
         name = message.header.fields[HeaderFields.member]
         try:
-            with trio.fail_after(ANSWER):
+            with trio.fail_after(CALL_TIMEOUT):
                 answer = await self._answer(message)
             body: tuple[Any, ...] = unwrap_msg(answer)
         except DBusErrorResponse as error:
-            raise Unreachable(_refusal(name, error)) from error
+            raise Unreachable(_describe_dbus_error(name, error)) from error
         except trio.TooSlowError as error:
-            raise Unreachable(f"{name} got no answer within {ANSWER:g} s") from error
+            raise Unreachable(f"{name} got no answer within {CALL_TIMEOUT:g} s") from error
         except trio.EndOfChannel as error:
             raise Unreachable(f"the system bus closed the connection during {name}") from error
         except Exception as error:
-            raise Unreachable(f"{name} failed: {_said(error)}") from error
+            raise Unreachable(f"{name} failed: {_error_text(error)}") from error
         return body
 
     async def _answer(self, message: Message) -> Message:
@@ -190,9 +192,9 @@ class Logind:
             received: Message = await self._connection.receive()
             if received.header.fields.get(HeaderFields.reply_serial) == serial:
                 return received
-            self._note(received)
+            self._record_signal(received)
 
-    def _note(self, message: Message) -> None:
+    def _record_signal(self, message: Message) -> None:
         if message.header.message_type is not MessageType.signal:
             return
         member = message.header.fields.get(HeaderFields.member)
@@ -200,7 +202,7 @@ class Logind:
         if member == "PrepareForShutdown" or (
             member == "NameOwnerChanged" and message.body[2:] != ("",)
         ):
-            self._marked = True
+            self._has_changed = True
 
 
 @attrs.define(eq=False)
@@ -208,7 +210,9 @@ class _BoundedParser:
     """Around jeepney's: a message that is too long passes by, with the descriptors in it."""
 
     _parser: Parser = attrs.field(factory=Parser, init=False)
-    _passing: int = attrs.field(default=0, init=False)  # so many bytes of it are still to come
+    _bytes_to_skip: int = attrs.field(
+        default=0, init=False
+    )  # so many bytes of it are still to come
 
     def get_next_message(self) -> Message | None:
         """The next one that is there as a whole."""
@@ -216,25 +220,25 @@ class _BoundedParser:
 
     def bytes_desired(self) -> int:
         """How much may be read now: never more than a message, so that none hides in another."""
-        return min(self._passing, _CHUNK) or int(self._parser.bytes_desired())
+        return min(self._bytes_to_skip, _CHUNK) or int(self._parser.bytes_desired())
 
     def add_data(self, data: bytes, fds: Sequence[FileDescriptor] = ()) -> None:
         """Take in what was read."""
-        if not self._passing:
+        if not self._bytes_to_skip:
             self._parser.add_data(data, fds)
             buffer = self._parser.buf
             if buffer.bytes_buffered != _HEAD or calc_msg_size(buffer.peek(_HEAD)) <= LARGEST:
                 return
             data, fds, self._parser.fds = buffer.read(_HEAD), self._parser.fds, []
-            self._passing = calc_msg_size(data)
-        self._passing -= len(data)
+            self._bytes_to_skip = calc_msg_size(data)
+        self._bytes_to_skip -= len(data)
         for each in fds:
             each.close()
 
 
-async def _greeted() -> DBusConnection:
+async def _connect() -> DBusConnection:
     """A connection on which the bus has said who we are."""
-    stream = await trio.open_unix_socket(place_of(system_bus(os.environ)))
+    stream = await trio.open_unix_socket(socket_path(system_bus_address(os.environ)))
     try:
         await _authenticate(stream)
         connection = DBusConnection(stream.socket, enable_fds=True)
@@ -259,17 +263,17 @@ async def _authenticate(stream: trio.SocketStream) -> None:
     await stream.send_all(BEGIN)
 
 
-def _refusal(call: str, error: DBusErrorResponse) -> str:
+def _describe_dbus_error(call: str, error: DBusErrorResponse) -> str:
     said = ": ".join([str(error.name), *(each for each in error.data if isinstance(each, str))])
     if error.name in _DENIED:
         return (
             f"{call} is refused ({said}): install polkit (Debian: polkitd), whose defaults "
             "allow delay locks, or allow org.freedesktop.login1.inhibit-delay-shutdown"
         )
-    if error.name in _GONE:
+    if error.name in _NOT_RUNNING:
         return f"systemd-logind does not run ({said}): systemctl start systemd-logind"
     return f"{call} failed: {said}"
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) or repr(error)

@@ -19,18 +19,18 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.service.show import show
+from reconciled.service.show import systemctl_show
 from reconciled.service.unit_facts import (
     Properties,
     UnitFacts,
-    Unread,
+    UnitUnavailable,
     facts_of,
+    parse_timespan,
     seconds_of,
     socket_of,
-    span_of,
 )
 
-TAKES = 2.0  # seconds, for everything together
+TIMEOUT = 2.0  # seconds, for everything together
 _BOOTED = Path("/run/systemd/system")
 _GROUP = Path("/proc/self/cgroup")
 _WATCHDOG = re.compile(r"^\s*WatchdogSec\s*=\s*(.*?)\s*$", re.MULTILINE)
@@ -41,11 +41,11 @@ class Membership:
     """The service unit that a process is of, and whether that is of a user's own manager."""
 
     unit: str
-    of_user: bool = False
+    is_user_unit: bool = False
 
 
 @attrs.frozen
-class Answer:
+class ManagerReply:
     """What the manager has said: of the unit, of its sockets, and of the host."""
 
     source: str
@@ -54,53 +54,55 @@ class Answer:
     inhibit_delay: int | None = None
 
 
-def read_own_unit(environ: Mapping[str, str], watchdog: float | None = None) -> UnitFacts | Unread:
+def read_own_unit(
+    environ: Mapping[str, str], watchdog: float | None = None
+) -> UnitFacts | UnitUnavailable:
     """The unit whose main process this is. Blocks for TAKES at most; never raises.
 
     environ   tells where the buses are
     watchdog  what the manager has told this process of it, in seconds: all that there is to know
               where nobody answers
     """
-    deadline = time.monotonic() + TAKES
+    deadline = time.monotonic() + TIMEOUT
     mine = membership(_own_group())
     if mine is None:
-        return Unread("this process is not of a service unit")
+        return UnitUnavailable("this process is not of a service unit")
     if "MANAGERPID" in environ:
         # Only users' managers set it; one that does not run below "user@" is known by it alone.
-        mine = attrs.evolve(mine, of_user=True)
-    answer = _ask(None, mine.unit, environ, deadline, of_user=mine.of_user)
-    if isinstance(answer, Unread):
+        mine = attrs.evolve(mine, is_user_unit=True)
+    answer = _ask(None, mine.unit, environ, deadline, is_user_unit=mine.is_user_unit)
+    if isinstance(answer, UnitUnavailable):
         if watchdog is None:
             return answer
-        return UnitFacts(mine.unit, "environment", mine.of_user, watchdog=watchdog)
+        return UnitFacts(mine.unit, "environment", mine.is_user_unit, watchdog=watchdog)
     if answer.unit.get("MainPID") != os.getpid():
-        return Unread(f"this process is not the main one of {answer.unit.get('Id')}")
-    return _whole(answer, of_user=mine.of_user)
+        return UnitUnavailable(f"this process is not the main one of {answer.unit.get('Id')}")
+    return _facts_from_reply(answer, is_user_unit=mine.is_user_unit)
 
 
-def read_unit(name: str, environ: Mapping[str, str]) -> UnitFacts | Unread:
+def read_unit(name: str, environ: Mapping[str, str]) -> UnitFacts | UnitUnavailable:
     """The service unit *name*, of the machine's manager or else of the user's.
 
     Blocks for TAKES at most; never raises.
     """
-    deadline = time.monotonic() + TAKES
+    deadline = time.monotonic() + TIMEOUT
     if not _BOOTED.is_dir():
-        return Unread("there is no systemd here")
-    said: list[Unread] = []
+        return UnitUnavailable("there is no systemd here")
+    said: list[UnitUnavailable] = []
     for of_user in (False, True):
-        answer = _ask(name, name, environ, deadline, of_user=of_user)
-        if isinstance(answer, Unread):
+        answer = _ask(name, name, environ, deadline, is_user_unit=of_user)
+        if isinstance(answer, UnitUnavailable):
             said.append(answer)
         elif (state := answer.unit.get("LoadState")) == "loaded":
-            facts = _whole(answer, of_user=of_user)
-            if isinstance(facts, Unread):
+            facts = _facts_from_reply(answer, is_user_unit=of_user)
+            if isinstance(facts, UnitUnavailable):
                 return facts
             # As it is written: what the manager tells is what the last start has made of it, and
             # "for ever" where there was none.
             written = _written_watchdog(facts.fragments)
             return facts if written is None else attrs.evolve(facts, watchdog=written)
         else:
-            said.append(Unread(f"{name} is not loaded: {state}"))
+            said.append(UnitUnavailable(f"{name} is not loaded: {state}"))
     return said[0]
 
 
@@ -128,59 +130,70 @@ def _own_group() -> str:
 
 
 def _ask(
-    asked: str | None, name: str, environ: Mapping[str, str], deadline: float, *, of_user: bool
-) -> Answer | Unread:
+    asked: str | None, name: str, environ: Mapping[str, str], deadline: float, *, is_user_unit: bool
+) -> ManagerReply | UnitUnavailable:
     """Of the unit *asked*; None: of our own, of which *name* is known besides."""
     try:
-        return _ask_bus(asked, environ, deadline, of_user=of_user)
+        return _ask_bus(asked, environ, deadline, is_user_unit=is_user_unit)
     except Exception as error:  # noqa: BLE001 - a stranger's answer, and we can go without
-        unread = Unread(f"the bus: {str(error) or type(error).__name__}")
+        unread = UnitUnavailable(f"the bus: {str(error) or type(error).__name__}")
     # A user's manager is reached in no other way.
-    if of_user or not _BOOTED.is_dir() or (left := deadline - time.monotonic()) <= 0:
+    if is_user_unit or not _BOOTED.is_dir() or (left := deadline - time.monotonic()) <= 0:
         return unread
-    shown = show([name], left)
-    if isinstance(shown, Unread):
+    shown = systemctl_show([name], left)
+    if isinstance(shown, UnitUnavailable):
         return unread
-    sockets = show(names, left) if (names := _sockets(shown[0])) else []
-    return Answer("systemctl", shown[0], () if isinstance(sockets, Unread) else tuple(sockets))
+    sockets = systemctl_show(names, left) if (names := _sockets(shown[0])) else []
+    return ManagerReply(
+        "systemctl", shown[0], () if isinstance(sockets, UnitUnavailable) else tuple(sockets)
+    )
 
 
 def _ask_bus(
-    asked: str | None, environ: Mapping[str, str], deadline: float, *, of_user: bool
-) -> Answer | Unread:
+    asked: str | None, environ: Mapping[str, str], deadline: float, *, is_user_unit: bool
+) -> ManagerReply | UnitUnavailable:
     """Raises whatever a bus that is not there, or not well, leads to."""
-    from reconciled.service.bus import LOGIND, MANAGER, Refused, connected, system_bus, user_bus
+    from reconciled.service.bus import (
+        LOGIND,
+        MANAGER,
+        DBusError,
+        connect,
+        system_bus_address,
+        user_bus_address,
+    )
 
-    address = user_bus(environ) if of_user else system_bus(environ)
+    address = user_bus_address(environ) if is_user_unit else system_bus_address(environ)
     if not address:
-        return Unread("this user has no bus")
-    with connected(address, deadline) as bus:
+        return UnitUnavailable("this user has no bus")
+    with connect(address, deadline) as bus:
         if asked is None:
-            unit = bus.properties(bus.ask(MANAGER, "GetUnitByPID", "u", 0))
+            unit = bus.properties(bus.call_method(MANAGER, "GetUnitByPID", "u", 0))
         else:
-            unit = bus.properties(bus.ask(MANAGER, "LoadUnit", "s", asked))
+            unit = bus.properties(bus.call_method(MANAGER, "LoadUnit", "s", asked))
         names = _sockets(unit)
-        sockets = [bus.properties(bus.ask(MANAGER, "LoadUnit", "s", each)) for each in names]
+        sockets = [
+            bus.properties(bus.call_method(MANAGER, "LoadUnit", "s", each)) for each in names
+        ]
         delay = None
-        if not of_user:
-            with contextlib.suppress(Refused):  # logind does not run
-                delay = bus.get(LOGIND, "InhibitDelayMaxUSec")
-        return Answer("bus", unit, tuple(sockets), delay)
+        if not is_user_unit:
+            with contextlib.suppress(DBusError):  # logind does not run
+                delay = bus.get_property(LOGIND, "InhibitDelayMaxUSec")
+        return ManagerReply("bus", unit, tuple(sockets), delay)
 
 
 def _sockets(unit: Properties) -> Sequence[str]:
     return [name for name in unit.get("TriggeredBy", ()) if str(name).endswith(".socket")]
 
 
-def _whole(answer: Answer, *, of_user: bool) -> UnitFacts | Unread:
+def _facts_from_reply(answer: ManagerReply, *, is_user_unit: bool) -> UnitFacts | UnitUnavailable:
     try:
         return attrs.evolve(
-            facts_of(answer.unit, answer.source, of_user=of_user),
+            facts_of(answer.unit, answer.source, is_user_unit=is_user_unit),
             inhibit_delay=seconds_of(answer.inhibit_delay),
             sockets=tuple(socket_of(each) for each in answer.sockets),
         )
     except Exception as error:  # noqa: BLE001 - properties of other types, of another version say
-        return Unread(f"{answer.source}: an answer that nobody understands: {error}")
+        return UnitUnavailable(f"{answer.source}: an answer that nobody understands: {error}")
 
 
 def _written_watchdog(files: Sequence[str]) -> float | None:
@@ -194,4 +207,4 @@ def _written_watchdog(files: Sequence[str]) -> float | None:
         except (OSError, ValueError):
             return None
         written = found[-1] if found else written
-    return seconds_of(span_of(written)) if written else 0.0  # an empty value takes it back
+    return seconds_of(parse_timespan(written)) if written else 0.0  # an empty value takes it back

@@ -28,7 +28,7 @@ _LONGEST_NUMBER = 20
 # Of the name of a kept descriptor, as sd_pid_notify_with_fds(3) has it.
 _LONGEST_NAME = 255
 # To connect to the host of a virtual machine is all that may wait: once, at the start.
-_PATIENCE = 0.25
+_CONNECT_TIMEOUT = 0.25
 
 
 @attrs.define(eq=False)
@@ -47,7 +47,7 @@ class Notifier:
     _address: str | None = None
 
     @classmethod
-    def taken(cls, environ: MutableMapping[str, str]) -> Notifier:
+    def from_environ(cls, environ: MutableMapping[str, str]) -> Notifier:
         """Take the manager's variables out of *environ*; silent where there are none."""
         written = environ.pop("NOTIFY_SOCKET", "")
         watchdog = _watchdog(environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", ""))
@@ -73,28 +73,28 @@ class Notifier:
         """Whether there is somebody to tell."""
         return self._socket is not None
 
-    def tell(self, **fields: object) -> bool:
+    def notify(self, **fields: object) -> bool:
         """Send *fields* as one message: ``tell(READY=1, STATUS="ready: 3 keys")``."""
         return self._send(fields)
 
-    def status(self, text: str) -> bool:
+    def set_status(self, text: str) -> bool:
         """What ``systemctl status`` shows."""
-        return self.tell(STATUS=text)
+        return self.notify(STATUS=text)
 
-    def extend(self, seconds: float) -> bool:
+    def extend_timeout(self, seconds: float) -> bool:
         """Ask for *seconds* from now: for the present start, stop, or process after a stop.
 
         It never shortens what the unit allows. Once sent, the next one has to come in time.
         """
-        return self.tell(EXTEND_TIMEOUT_USEC=microseconds(seconds))
+        return self.notify(EXTEND_TIMEOUT_USEC=microseconds(seconds))
 
-    def store(self, name: str, fd: int) -> bool:
+    def store_fd(self, name: str, fd: int) -> bool:
         """Have the manager keep *fd* for the next start, which finds it as *name*."""
         if not _is_name(name):
             return False
         return self._send({"FDSTORE": 1, "FDNAME": name}, fd)
 
-    def remove(self, name: str) -> bool:
+    def remove_fd(self, name: str) -> bool:
         """Have the manager close everything that it keeps as *name*."""
         return _is_name(name) and self._send({"FDSTOREREMOVE": 1, "FDNAME": name})
 
@@ -140,7 +140,7 @@ def _vsock(written: str) -> socket.socket:
     cid, port = written.removeprefix("vsock:").split(":")
     opened = socket.socket(socket.AF_VSOCK, socket.SOCK_SEQPACKET)
     try:
-        opened.settimeout(_PATIENCE)
+        opened.settimeout(_CONNECT_TIMEOUT)
         opened.connect((int(cid), int(port)))
     except BaseException:
         opened.close()

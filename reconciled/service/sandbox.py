@@ -16,23 +16,23 @@ _SYSTEM = {
     "full": ("/usr", "/boot", "/efi", "/etc"),
     "strict": ("/",),
 }
-_NEVER = {"strict": ("/dev", "/proc", "/sys")}
+_API_FILE_SYSTEMS = {"strict": ("/dev", "/proc", "/sys")}
 
 
-def obstacle(sandbox: Sandbox, path: str) -> str | None:
+def blocking_directive(sandbox: Sandbox, path: str) -> str | None:
     """The directive, with its value, that stands in the way of writing *path*; None: none does."""
-    if any(_within(path, each) for each in sandbox.hidden):
+    if any(_within(path, each) for each in sandbox.inaccessible):
         return "InaccessiblePaths="
     home = any(_within(path, each) for each in _HOMES)
-    if home and sandbox.home in ("yes", "tmpfs"):
-        return f"ProtectHome={sandbox.home}"
-    if sandbox.tmp and any(_within(path, each) for each in _TEMPORARY):
+    if home and sandbox.protect_home in ("yes", "tmpfs"):
+        return f"ProtectHome={sandbox.protect_home}"
+    if sandbox.private_tmp and any(_within(path, each) for each in _TEMPORARY):
         return "PrivateTmp=yes"
     rules: list[tuple[str, str | None]] = [(each, "ReadOnlyPaths=") for each in sandbox.read_only]
-    system = f"ProtectSystem={sandbox.system}"
-    rules += [(each, system) for each in _SYSTEM.get(sandbox.system, ())]
-    rules += [(each, None) for each in _NEVER.get(sandbox.system, ())]
-    if sandbox.home == "read-only":
+    system = f"ProtectSystem={sandbox.protect_system}"
+    rules += [(each, system) for each in _SYSTEM.get(sandbox.protect_system, ())]
+    rules += [(each, None) for each in _API_FILE_SYSTEMS.get(sandbox.protect_system, ())]
+    if sandbox.protect_home == "read-only":
         rules += [(each, "ProtectHome=read-only") for each in _HOMES]
     rules += [(each, None) for each in sandbox.writable]
     matching = [rule for rule in rules if _within(path, rule[0])]

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from reconciled.service.unit_facts import PROPERTIES, Properties, Unread, span_of
+from reconciled.service.unit_facts import PROPERTIES, Properties, UnitUnavailable, parse_timespan
 
 _ARGUMENTS = re.compile(r"argv\[\]=(.*?) ; ")
 _LISTS = {"TriggeredBy", "DropInPaths", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths"}
@@ -18,26 +18,26 @@ _NUMBERS = {"MainPID", "StartLimitBurst"}
 _COMMANDS = {"ExecStart", "ExecStopPost"}
 
 
-def show(names: Sequence[str], within: float) -> list[Properties] | Unread:
+def systemctl_show(names: Sequence[str], timeout: float) -> list[Properties] | UnitUnavailable:
     """Ask systemctl for the units *names*; it gets *within* seconds. Never raises."""
     asked = ["systemctl", "show", "--no-pager", f"--property={','.join(PROPERTIES)}", "--", *names]
     try:
         done = subprocess.run(  # noqa: S603 - fixed words, and names after the last option
             asked, capture_output=True, text=True, errors="replace", check=False,
-            timeout=within, stdin=subprocess.DEVNULL,
+            timeout=timeout, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Unread(f"systemctl: {error}")
+        return UnitUnavailable(f"systemctl: {error}")
     # An empty line stands between two units.
-    shown = [read_shown(part) for part in done.stdout.split("\n\n") if part.strip()]
+    shown = [parse_show_output(part) for part in done.stdout.split("\n\n") if part.strip()]
     whole = len(shown) == len(names) and all("LoadState" in each for each in shown)
     if done.returncode or not whole:
         said = done.stderr.strip().partition("\n")[0]
-        return Unread(f"systemctl: {said or f'exit code {done.returncode}'}")
+        return UnitUnavailable(f"systemctl: {said or f'exit code {done.returncode}'}")
     return shown
 
 
-def read_shown(text: str) -> Properties:
+def parse_show_output(text: str) -> Properties:
     """The properties in *text*, one a line; what has a form of its own and is not known is left."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
@@ -45,7 +45,7 @@ def read_shown(text: str) -> Properties:
         if name in _COMMANDS:
             arguments = _ARGUMENTS.search(value)
             if arguments:
-                found.setdefault(name, []).append(("", _words(arguments[1])))
+                found.setdefault(name, []).append(("", _split_command(arguments[1])))
         elif name == "Listen":
             path, _, kind = value.rpartition(" ")
             found.setdefault(name, []).append((kind, path))
@@ -58,7 +58,7 @@ def read_shown(text: str) -> Properties:
 
 def _value(name: str, value: str) -> Any:
     if name.endswith("USec"):
-        return span_of(value)
+        return parse_timespan(value)
     if name in _FLAGS:
         return value == "yes"
     if name in _NUMBERS:
@@ -71,7 +71,7 @@ def _value(name: str, value: str) -> Any:
     return value
 
 
-def _words(text: str) -> list[str]:
+def _split_command(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:

@@ -20,20 +20,20 @@ from collections.abc import MutableMapping
 import attrs
 
 # The first descriptor that is handed down, by convention.
-FIRST = 3
+LISTEN_FDS_START = 3
 # More than a manager keeps for anybody; what is above is no number that it wrote.
-MOST = 4096
+MAX_FDS = 4096
 VARIABLES = ("LISTEN_PID", "LISTEN_PIDFDID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 @attrs.define(eq=False)
-class Inherited:
+class InheritedSockets:
     """What was handed down and is not taken yet: descriptors by name, several of one name too."""
 
-    _held: dict[str, list[int]] = attrs.field(factory=dict)
+    _descriptors: dict[str, list[int]] = attrs.field(factory=dict)
 
     @classmethod
-    def taken(cls, environ: MutableMapping[str, str]) -> Inherited:
+    def from_environ(cls, environ: MutableMapping[str, str]) -> InheritedSockets:
         """Take the variables out of *environ*; empty where they are meant for another process.
 
         Call it before anything is opened or spawned: the numbers are what is known.
@@ -46,17 +46,17 @@ class Inherited:
             # As sd_listen_fds_with_names(3) calls what has no name.
             name = given[position] if position < len(given) else "unknown"
             try:
-                fcntl.fcntl(FIRST + position, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+                fcntl.fcntl(LISTEN_FDS_START + position, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
             except OSError:
                 continue  # closed by whoever started us
-            inherited._held.setdefault(name, []).append(FIRST + position)
+            inherited._descriptors.setdefault(name, []).append(LISTEN_FDS_START + position)
         return inherited
 
     def take(self, name: str) -> list[socket.socket]:
         """The listening stream sockets called *name*; whatever else is called so is left."""
-        found = self._held.get(name, [])
-        mine = [fd for fd in found if _listens(fd)]
-        self._held[name] = [fd for fd in found if fd not in mine]
+        found = self._descriptors.get(name, [])
+        mine = [fd for fd in found if _is_listening_stream(fd)]
+        self._descriptors[name] = [fd for fd in found if fd not in mine]
         taken = [socket.socket(fileno=fd) for fd in mine]
         for each in taken:
             each.settimeout(0)
@@ -64,8 +64,8 @@ class Inherited:
 
     def close_rest(self) -> list[str]:
         """Close what nobody took; the names of that, sorted."""
-        left = {name: fds for name, fds in self._held.items() if fds}
-        self._held.clear()
+        left = {name: fds for name, fds in self._descriptors.items() if fds}
+        self._descriptors.clear()
         for fds in left.values():
             for fd in fds:
                 os.close(fd)
@@ -75,10 +75,10 @@ class Inherited:
 def _number(written: str) -> int:
     """How many were handed down; 0 for what no manager writes."""
     number = int(written) if re.fullmatch("[0-9]{1,4}", written) else 0
-    return number if number <= MOST else 0
+    return number if number <= MAX_FDS else 0
 
 
-def _listens(fd: int) -> bool:
+def _is_listening_stream(fd: int) -> bool:
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return False

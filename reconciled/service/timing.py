@@ -12,10 +12,10 @@ import shlex
 
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.stages import StopLimits
-from reconciled.service.findings import Finding, Grade, Remedy, drop_in, span
+from reconciled.service.findings import Finding, Remedy, Severity, drop_in, format_timespan
 from reconciled.service.unit_facts import Command, UnitFacts
 
-ROOM = 1.1
+MARGIN_FACTOR = 1.1
 # A machine that is told to power off does so after this, whatever still runs.
 POWER_OFF = 1800.0
 # logind gets its lock back so much before it would stop waiting.
@@ -28,9 +28,9 @@ _ABORT = 30.0  # what TimeoutAbortSec= needs at most, to write a dump
 _LOGIND_FILE = "/etc/systemd/logind.conf.d/60-reconciled.conf"
 
 
-def fitting_stop(facts: UnitFacts, limits: StopLimits) -> float:
+def recommended_timeout_stop(facts: UnitFacts, limits: StopLimits) -> float:
     """The least TimeoutStopSec= that covers the stop and the reaper, as people round it."""
-    needed = limits.budget * ROOM
+    needed = limits.budget * MARGIN_FACTOR
     if facts.kill_mode != "mixed":
         # Where there is no reaper, another finding asks for one.
         wait, term = reaper_times(facts.reaper) if facts.reaper else (limits.critical, REAP_TERM)
@@ -42,39 +42,39 @@ def fitting_stop(facts: UnitFacts, limits: StopLimits) -> float:
 def timeout_stop(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     """The stop budget and the limit that the manager sets it."""
     have = facts.timeout_stop
-    if have is None or have >= limits.budget * ROOM:
+    if have is None or have >= limits.budget * MARGIN_FACTOR:
         return None
-    want = span(fitting_stop(facts, limits))
+    want = format_timespan(recommended_timeout_stop(facts, limits))
     room = "" if have < limits.budget else " and ten percent"
     return Finding(
-        Grade.FAULT,
+        Severity.FAULT,
         "TimeoutStopSec",
-        f"TimeoutStopSec={span(have)} is below the stop budget of"
+        f"TimeoutStopSec={format_timespan(have)} is below the stop budget of"
         f" {format_duration(limits.budget)}{room}: a stop can end in SIGKILL, in the middle of"
         f" what is critical; set {want}, or lower stop.critical",
         drop_in(facts, "stop-budget", f"TimeoutStopSec={want}"),
     )
 
 
-def phases(facts: UnitFacts, limits: StopLimits) -> Finding | None:
+def power_off_limit(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     """All limits of a stop and a power-off: the daemon's, an abort's, the reaper's."""
     stop, abort = facts.timeout_stop, facts.timeout_abort
-    if stop is None or facts.stop_post is None:
+    if stop is None or facts.exec_stop_post is None:
         return None
-    ends = 2 if facts.stop_post else 1
+    ends = 2 if facts.exec_stop_post else 1
     abort = abort if facts.stop_failure_mode == "abort" and abort is not None else 0.0
     if stop * ends + abort < POWER_OFF:
         return None
-    want, short = fitting_stop(facts, limits), min(abort, _ABORT)
-    lines = [f"TimeoutStopSec={span(want)}"]
-    lines += [f"TimeoutAbortSec={span(short)}"] if abort else []
+    want, short = recommended_timeout_stop(facts, limits), min(abort, _ABORT)
+    lines = [f"TimeoutStopSec={format_timespan(want)}"]
+    lines += [f"TimeoutAbortSec={format_timespan(short)}"] if abort else []
     fits = want * ends + short < POWER_OFF
     return Finding(
-        Grade.ADVICE,
+        Severity.ADVICE,
         "TimeoutStopSec",
-        f"TimeoutStopSec={span(stop)} lets a stop take {span(stop * ends + abort)} with all that"
-        f" belongs to it, and a power-off is forced after {span(POWER_OFF)};"
-        f" {'set ' + span(want) if fits else 'lower stop.critical'}",
+        f"TimeoutStopSec={format_timespan(stop)} lets a stop take {format_timespan(stop * ends + abort)} with all that"
+        f" belongs to it, and a power-off is forced after {format_timespan(POWER_OFF)};"
+        f" {'set ' + format_timespan(want) if fits else 'lower stop.critical'}",
         drop_in(facts, "stop-budget", *lines) if fits else None,
     )
 
@@ -84,11 +84,11 @@ def inhibit_delay(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     have, need = facts.inhibit_delay, limits.drain + LOCK_MARGIN
     if have is None or have >= need:
         return None
-    want, before = span(math.ceil(need)), format_duration(max(0.0, have - LOCK_MARGIN))
+    want, before = format_timespan(math.ceil(need)), format_duration(max(0.0, have - LOCK_MARGIN))
     return Finding(
-        Grade.NOTE,
+        Severity.NOTE,
         "InhibitDelayMaxSec",
-        f"InhibitDelayMaxSec={span(have)} of logind is below stop.drain"
+        f"InhibitDelayMaxSec={format_timespan(have)} of logind is below stop.drain"
         f" ({format_duration(limits.drain)}) and a second: before a shutdown of the machine at most"
         f" {before} are drained, and the rest in the stop that follows; set {want} for all of it",
         Remedy(
@@ -104,29 +104,29 @@ def reap_wait(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     if facts.reaper is None or facts.timeout_stop is None or facts.kill_mode == "mixed":
         return None
     wait, term = reaper_times(facts.reaper)
-    limit = span(fitting_stop(facts, limits))
+    limit = format_timespan(recommended_timeout_stop(facts, limits))
     if wait < limits.critical:
         want = format_duration(limits.critical)
         lines = ["ExecStopPost=", f"ExecStopPost={reap_line(facts, limits)}"]
         if facts.timeout_stop < limits.critical + REAP_TERM:
             lines.append(f"TimeoutStopSec={limit}")
         # The empty line takes all commands along: only where there is no other.
-        remedy = drop_in(facts, "reaper", *lines) if len(facts.stop_post or ()) == 1 else None
+        remedy = drop_in(facts, "reaper", *lines) if len(facts.exec_stop_post or ()) == 1 else None
         what = (
             f"reap --wait={format_duration(wait)} is below stop.critical ({want}): after a crash a"
             f" critical program is ended before its time; set --wait={want}"
         )
-    elif limits.budget * ROOM <= facts.timeout_stop < wait + term:
+    elif limits.budget * MARGIN_FACTOR <= facts.timeout_stop < wait + term:
         # Below the budget that is said already, and what to set covers the reaper.
         what = (
             f"reap --wait={format_duration(wait)} --term={format_duration(term)} may take longer"
-            f" than TimeoutStopSec={span(facts.timeout_stop)}, which holds for it too: it can be"
+            f" than TimeoutStopSec={format_timespan(facts.timeout_stop)}, which holds for it too: it can be"
             f" killed before it has ended what a crash left; set {limit}, or a shorter --wait"
         )
         remedy = drop_in(facts, "stop-budget", f"TimeoutStopSec={limit}")
     else:
         return None
-    return Finding(Grade.ADVICE, "ExecStopPost", what, remedy)
+    return Finding(Severity.ADVICE, "ExecStopPost", what, remedy)
 
 
 def reap_line(facts: UnitFacts, limits: StopLimits) -> str:

@@ -40,7 +40,7 @@ Command = tuple[str, ...]
 
 
 @attrs.frozen
-class Unread:
+class UnitUnavailable:
     """Why nothing is known of a unit."""
 
     reason: str
@@ -56,12 +56,12 @@ class Sandbox:
     writable  ReadWritePaths= and the directories that the manager makes for it
     """
 
-    system: str = "no"
-    home: str = "no"
-    tmp: bool = False
+    protect_system: str = "no"
+    protect_home: str = "no"
+    private_tmp: bool = False
     writable: tuple[str, ...] = ()
     read_only: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
+    inaccessible: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -70,7 +70,7 @@ class SocketFacts:
 
     name: str
     paths: tuple[str, ...] = ()
-    owner: str = ""
+    user: str = ""
 
 
 @attrs.frozen
@@ -86,7 +86,7 @@ class UnitFacts:
 
     name: str
     source: str
-    of_user: bool = False
+    is_user_unit: bool = False
     type: str | None = None
     timeout_stop: float | None = None
     timeout_abort: float | None = None
@@ -97,32 +97,32 @@ class UnitFacts:
     notify_access: str | None = None
     restart: str | None = None
     restart_delay: float | None = None
-    prevented: frozenset[int] | None = None
+    restart_prevent_exit_status: frozenset[int] | None = None
     oom_policy: str | None = None
-    start_limit: float | None = None
-    start_burst: int | None = None
-    start: tuple[Command, ...] | None = None
-    stop_post: tuple[Command, ...] | None = None
-    stale: bool | None = None
+    start_limit_interval: float | None = None
+    start_limit_burst: int | None = None
+    exec_start: tuple[Command, ...] | None = None
+    exec_stop_post: tuple[Command, ...] | None = None
+    need_daemon_reload: bool | None = None
     user: str | None = None
     fragments: tuple[str, ...] = ()  # the files that it was read from, in their order
     inhibit_delay: float | None = None
-    runtime: tuple[str, ...] = ()
+    runtime_directories: tuple[str, ...] = ()
     sandbox: Sandbox = attrs.Factory(Sandbox)
     sockets: tuple[SocketFacts, ...] = ()
 
     @property
     def reaper(self) -> Command | None:
         """The command after its stop that is ``reconciled reap``; None: there is none."""
-        return next((each for each in self.stop_post or () if "reap" in each[1:2]), None)
+        return next((each for each in self.exec_stop_post or () if "reap" in each[1:2]), None)
 
     @property
     def program(self) -> str:
         """How the unit calls us."""
-        return self.start[0][0] if self.start and self.start[0] else "reconciled"
+        return self.exec_start[0][0] if self.exec_start and self.exec_start[0] else "reconciled"
 
 
-def facts_of(properties: Properties, source: str, *, of_user: bool = False) -> UnitFacts:
+def facts_of(properties: Properties, source: str, *, is_user_unit: bool = False) -> UnitFacts:
     """What *properties* say of a service unit; what they do not name stays unknown."""
     get = properties.get
     prevented = get("RestartPreventExitStatus")
@@ -130,7 +130,7 @@ def facts_of(properties: Properties, source: str, *, of_user: bool = False) -> U
     return UnitFacts(
         name=str(get("Id", "")),
         source=source,
-        of_user=of_user,
+        is_user_unit=is_user_unit,
         type=get("Type"),
         timeout_stop=seconds_of(get("TimeoutStopUSec")),
         timeout_abort=seconds_of(get("TimeoutAbortUSec")),
@@ -141,17 +141,17 @@ def facts_of(properties: Properties, source: str, *, of_user: bool = False) -> U
         notify_access=get("NotifyAccess"),
         restart=get("Restart"),
         restart_delay=seconds_of(get("RestartUSec")),
-        prevented=None if prevented is None else frozenset(prevented[0]),
+        restart_prevent_exit_status=None if prevented is None else frozenset(prevented[0]),
         oom_policy=get("OOMPolicy"),
-        start_limit=seconds_of(get("StartLimitIntervalUSec")),
-        start_burst=None if burst is None else int(burst),
-        start=_commands(get("ExecStart")),
-        stop_post=_commands(get("ExecStopPost")),
-        stale=get("NeedDaemonReload"),
+        start_limit_interval=seconds_of(get("StartLimitIntervalUSec")),
+        start_limit_burst=None if burst is None else int(burst),
+        exec_start=_commands(get("ExecStart")),
+        exec_stop_post=_commands(get("ExecStopPost")),
+        need_daemon_reload=get("NeedDaemonReload"),
         user=get("User"),
         fragments=tuple(filter(None, (get("FragmentPath", ""), *get("DropInPaths", ())))),
-        runtime=_directories(properties, "Runtime"),
-        sandbox=Sandbox() if of_user else _sandbox(properties),
+        runtime_directories=_directories(properties, "Runtime"),
+        sandbox=Sandbox() if is_user_unit else _sandbox(properties),
     )
 
 
@@ -169,7 +169,7 @@ def seconds_of(microseconds: int | None) -> float | None:
     return math.inf if microseconds >= _FOREVER else microseconds / 1_000_000
 
 
-def span_of(text: str) -> int | None:
+def parse_timespan(text: str) -> int | None:
     """A time span as systemd writes it and people write it for systemd, in microseconds."""
     if text == "infinity":
         return _FOREVER

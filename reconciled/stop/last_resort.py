@@ -36,14 +36,14 @@ from reconciled.core.stages import BLOCKED_AFTER, LAST_RESORT, StopLimits
 from reconciled.stop.stop import Stop
 
 # The C timer leaves the thread so long to do better.
-BEHIND = 2.0
+FAULTHANDLER_MARGIN = 2.0
 # How often the thread looks while nothing is going on: 1 wake-up/s costs 0.005 % of a core.
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 # A loop that has not turned for so long outside a stop hangs, and never comes back.
 HUNG_AFTER = 60.0
 
 
-def leave_at(
+def exit_deadline(
     begun_at: float, busy_since: float, deadlines: Sequence[float], limits: StopLimits
 ) -> float:
     """When a process that was asked to stop at *begun_at* has to be gone; all monotonic.
@@ -61,7 +61,7 @@ def leave_at(
     return min(end, max(begun_at, busy_since) + BLOCKED_AFTER)
 
 
-def hung_at(busy_since: float, deadlines: Sequence[float], limits: StopLimits) -> float:
+def hang_deadline(busy_since: float, deadlines: Sequence[float], limits: StopLimits) -> float:
     """When a loop that nobody asked to stop is left for hung; all monotonic.
 
     An open critical operation may be what keeps it, in code that only looks hung: it has its
@@ -89,23 +89,23 @@ class Progress(trio.abc.Instrument):
 
 
 @attrs.define(eq=False)
-class Seen:
+class MissedTime:
     """How much of the loop's present turn the thread did not get to see."""
 
-    looked_at: float
+    checked_at: float
     _turn: float = attrs.field(default=math.inf, init=False)
     _missed: float = attrs.field(default=0.0, init=False)
 
-    def look(self, now: float, busy_since: float) -> None:
+    def record_check(self, now: float, busy_since: float) -> None:
         """The thread looks, which it means to do at least every LOOK seconds."""
         if busy_since != self._turn:
             self._turn, self._missed = busy_since, 0.0
-        if now - self.looked_at > 2 * LOOK:
-            since = max(self.looked_at, min(busy_since, now))
-            self._missed += max(0.0, now - since - LOOK)
-        self.looked_at = now
+        if now - self.checked_at > 2 * CHECK_INTERVAL:
+            since = max(self.checked_at, min(busy_since, now))
+            self._missed += max(0.0, now - since - CHECK_INTERVAL)
+        self.checked_at = now
 
-    def since(self, busy_since: float) -> float:
+    def adjusted_start(self, busy_since: float) -> float:
         """When the turn that began at *busy_since* would have begun, had nothing been missed."""
         return busy_since + self._missed if busy_since == self._turn else busy_since
 
@@ -132,10 +132,10 @@ class LastResort:
     """
 
     stop: Stop
-    stop_at: Callable[[], float | None]
-    watched: Callable[[], bool]
-    blocked: Callable[[Blocked], None]
-    leave: Callable[[Blocked], None]
+    stop_requested_at: Callable[[], float | None]
+    has_watchdog: Callable[[], bool]
+    on_blocked: Callable[[Blocked], None]
+    exit_process: Callable[[Blocked], None]
     stacks: int
     progress: Progress = attrs.field(factory=Progress, init=False)
     _loop: int = attrs.field(factory=threading.get_ident, init=False)
@@ -143,7 +143,7 @@ class LastResort:
     _offset: float = attrs.field(factory=lambda: trio.current_time() - time.monotonic(), init=False)
     _wake: int = attrs.field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
     _ended: bool = attrs.field(default=False, init=False)
-    _seen: Seen = attrs.field(factory=lambda: Seen(time.monotonic()), init=False)
+    _missed_time: MissedTime = attrs.field(factory=lambda: MissedTime(time.monotonic()), init=False)
 
     def begin(self) -> None:
         """Start watching the current loop."""
@@ -162,9 +162,9 @@ class LastResort:
 
     def due(self) -> float:
         """When the process has to be gone, in monotonic time; inf while nothing asks for that."""
-        busy_since = self._seen.since(self.progress.busy_since)
+        busy_since = self._missed_time.adjusted_start(self.progress.busy_since)
         begun_at = self._begun_at()
-        if begun_at == math.inf and (busy_since == math.inf or self.watched()):
+        if begun_at == math.inf and (busy_since == math.inf or self.has_watchdog()):
             return math.inf
         # A copy made in one call: the loop may be changing the original.
         works = list(self.stop.tasks.values())
@@ -172,18 +172,18 @@ class LastResort:
             section.deadline - self._offset for work in works for section in list(work.sections)
         ]
         if begun_at == math.inf:
-            return hung_at(busy_since, deadlines, self.stop.limits)
-        return leave_at(begun_at, busy_since, deadlines, self.stop.limits)
+            return hang_deadline(busy_since, deadlines, self.stop.limits)
+        return exit_deadline(begun_at, busy_since, deadlines, self.stop.limits)
 
     def arm(self) -> None:
         """In a stop, set the C timer behind the thread; safe in a signal handler."""
         if self._begun_at() < math.inf and not self._ended:
-            later = max(0.1, self.due() - time.monotonic() + BEHIND)
+            later = max(0.1, self.due() - time.monotonic() + FAULTHANDLER_MARGIN)
             faulthandler.dump_traceback_later(later, exit=True, file=self.stacks)
 
     def _begun_at(self) -> float:
         """The instant of the stop, in monotonic time; inf before."""
-        at = self.stop_at()
+        at = self.stop_requested_at()
         return self.stop.began_at - self._offset if at is None else at
 
     def _watch(self) -> None:
@@ -191,15 +191,15 @@ class LastResort:
         while not self._ended:
             busy_since = self.progress.busy_since
             now = time.monotonic()
-            self._seen.look(now, busy_since)
+            self._missed_time.record_check(now, busy_since)
             due = self.due()
             if now >= due:
-                self.leave(self._blocked(now, busy_since))
+                self.exit_process(self._blocked(now, busy_since))
             self.arm()
             if busy_since != told_of and now - busy_since >= BLOCKED_AFTER:
                 told_of = busy_since
-                self.blocked(self._blocked(now, busy_since))
-            pause = min(LOOK, max(0.0, due - now))
+                self.on_blocked(self._blocked(now, busy_since))
+            pause = min(CHECK_INTERVAL, max(0.0, due - now))
             if select.select([self._wake], [], [], pause)[0]:
                 os.eventfd_read(self._wake)
 

@@ -61,7 +61,7 @@ class Stop:
     # Called when a stage is reached, before anything is cancelled; the report looks then.
     on_stage: Callable[[Stage], None] | None = attrs.field(default=None, init=False)
     # Called with work that ends during a stop; at the root only.
-    on_left: Callable[[Work], None] | None = attrs.field(default=None, init=False)
+    on_work_ended: Callable[[Work], None] | None = attrs.field(default=None, init=False)
     # Called when the one run of a key's stop has ended.
     on_empty: Callable[[], None] | None = attrs.field(default=None, init=False)
     # Called with each overrun of a cleanup; the host logs it.
@@ -74,7 +74,7 @@ class Stop:
     _stage: Stage = attrs.field(default=Stage.RUNNING, init=False)
     _hard_at: float = attrs.field(default=math.inf, init=False)
     _stopping_at: float = attrs.field(default=math.inf, init=False)
-    _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _stage_changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.root = self if self.parent is None else self.parent.root
@@ -109,15 +109,15 @@ class Stop:
             return self._stopping_at
         return min(self._stopping_at, self.parent.stopping_at)
 
-    def and_inner(self) -> Iterator[Stop]:
+    def iter_tree(self) -> Iterator[Stop]:
         """This stop and those inside it."""
         yield self
         for child in self.children:
-            yield from child.and_inner()
+            yield from child.iter_tree()
 
     def all_works(self) -> Iterator[Work]:
         """The work under this stop and those inside it."""
-        for stop in self.and_inner():
+        for stop in self.iter_tree():
             yield from stop.works
 
     def all_sections(self) -> Iterator[Section]:
@@ -126,9 +126,9 @@ class Stop:
             yield from work.sections
 
     @property
-    def in_order(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether what it ends is ended because somebody asked for that, and not for a crash."""
-        around = self.parent is not None and self.parent.in_order
+        around = self.parent is not None and self.parent.is_requested
         return around or (self.began.is_set() and not self.crashed and not self.root.crashed)
 
     # -- transitions -------------------------------------------------------
@@ -143,31 +143,31 @@ class Stop:
         self.reason = reason
         self.began_at = trio.current_time() if at is None else at
         self._hard_at = self.began_at + self.limits.critical
-        self._reach(Stage.DRAINING)
+        self._enter_stage(Stage.DRAINING)
         self.intake.cancel(reason=f"stop: {reason}")
         for section in self.all_sections():
             section.clamp(self._hard_at)
-        for stop in self.and_inner():
+        for stop in self.iter_tree():
             stop.began.set()
         if self.limits.drain <= 0:
             self.end_drain("no drain configured")
 
-    def end_drain(self, why: str) -> None:
+    def end_drain(self, reason: str) -> None:
         """Cancel ordinary work now. Only a stop that has begun has a drain to end."""
         if self._stage is not Stage.DRAINING:
             return
         self._stopping_at = trio.current_time()
-        self._reach(Stage.STOPPING)
-        self.scope.cancel(reason=f"stop: {self.reason}, {why}")
+        self._enter_stage(Stage.STOPPING)
+        self.scope.cancel(reason=f"stop: {self.reason}, {reason}")
 
-    def cut(self, why: str) -> None:
+    def cut(self, reason: str) -> None:
         """End open critical sections now; their cleanups still get their allowance."""
         if self._stage is not Stage.STOPPING:
             return
         self._hard_at = min(self._hard_at, trio.current_time())
-        self._reach(Stage.HARD)
+        self._enter_stage(Stage.HARD)
         for section in list(self.all_sections()):
-            section.cut(why)
+            section.cut(reason)
 
     def escalate(self, reason: str) -> None:
         """One stage on, as a person asks for it."""
@@ -184,13 +184,13 @@ class Stop:
         self.begin(reason)
         self.end_drain(reason)
 
-    def _reach(self, stage: Stage) -> None:
+    def _enter_stage(self, stage: Stage) -> None:
         self._stage = stage
         if self.on_stage is not None:
             self.on_stage(stage)
         self.history.append((stage, trio.current_time()))
-        self._moved.set()
-        self._moved = trio.Event()
+        self._stage_changed.set()
+        self._stage_changed = trio.Event()
 
     # -- running -----------------------------------------------------------
 
@@ -208,33 +208,33 @@ class Stop:
                 self.crash(f"crash: {_first(rest)!r}")
             raise
 
-    async def run_stages(self, left_behind: Callable[[list[Work]], None]) -> None:
+    async def run_stages(self, on_stragglers: Callable[[list[Work]], None]) -> None:
         """Take the stop from stage to stage by the clock; cancelled when the tree is empty.
 
         *left_behind* gets the work that is still there after its cleanup: trio cannot abandon
         a task, so the daemon's answer is to leave the process.
         """
         while self._stage is Stage.RUNNING:
-            await self._moved.wait()
+            await self._stage_changed.wait()
         drain = min(self.limits.drain, self.limits.critical)
-        await self._until(self.began_at + drain, Stage.STOPPING)
+        await self._wait_until(self.began_at + drain, Stage.STOPPING)
         self.end_drain("drain over")
-        while self.stage < Stage.HARD and (late := self._gone_by()) > trio.current_time():
-            await self._until(min(late, self.hard_at), Stage.HARD)
+        while self.stage < Stage.HARD and (late := self._latest_end()) > trio.current_time():
+            await self._wait_until(min(late, self.hard_at), Stage.HARD)
             if trio.current_time() >= self.hard_at:
                 self.cut("the hard limit of the stop")
-        while (late := self._gone_by()) > trio.current_time():
-            await self._until(late, None)
+        while (late := self._latest_end()) > trio.current_time():
+            await self._wait_until(late, None)
         if works := list(self.all_works()):
-            left_behind(works)
+            on_stragglers(works)
 
-    async def _until(self, when: float, stage: Stage | None) -> None:
+    async def _wait_until(self, when: float, stage: Stage | None) -> None:
         """Wait until *when*, or until this stop has reached *stage*."""
         with trio.CancelScope(deadline=when):
             while stage is None or self._stage < stage:
-                await self._moved.wait()
+                await self._stage_changed.wait()
 
-    def _gone_by(self) -> float:
+    def _latest_end(self) -> float:
         """When the last of the work has to be gone: its deadlines, cleanup and unwinding."""
         latest = self.stopping_at
         for work in self.all_works():
@@ -255,14 +255,14 @@ class Stop:
         self.works.discard(work)
         root = self.root
         root.tasks.pop(work.task, None)
-        if root.on_left is not None and root.stage > Stage.RUNNING:
-            root.on_left(work)
+        if root.on_work_ended is not None and root.stage > Stage.RUNNING:
+            root.on_work_ended(work)
         if self.scope is work.scope:
             self.detach()
             if self.on_empty is not None:
                 self.on_empty()
 
-    def narrow(self, work: Work, limits: StopLimits) -> Stop:
+    def nest(self, work: Work, limits: StopLimits) -> Stop:
         """A stop of its own for one running *work*, inside this one."""
         stop = Stop(work.name, limits, parent=self, scope=work.scope)
         self.works.discard(work)
@@ -275,14 +275,14 @@ class Stop:
         if self.parent is not None:
             self.parent.children.discard(self)
 
-    def count_cut(self, cut: Cut) -> None:
+    def record_cut(self, cut: Cut) -> None:
         """A critical section was cut; a stop that is under way ends with another exit code."""
         if self._stage > Stage.RUNNING:
             self.cut_count += 1
             if len(self.cuts) < CUTS_KEPT:
                 self.cuts.append(cut)
 
-    def note_cleanup(self, cut: Cut) -> None:
+    def record_cleanup_cut(self, cut: Cut) -> None:
         """A cleanup did not get to its end."""
         if self._stage > Stage.RUNNING and len(self.cleanups_cut) < CUTS_KEPT:
             self.cleanups_cut.append(cut)
@@ -295,7 +295,7 @@ class Stop:
 
     # -- who is covered by what --------------------------------------------
 
-    def covering(self) -> Section | None:
+    def covering_section(self) -> Section | None:
         """The innermost open section whose shield covers the current task; ask the root.
 
         Not a ContextVar: a task started from inside a section into a nursery outside it

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reconciled.stop.stop import Stop
 
 DEFAULT_CLEANUP = 5.0  # seconds, where no Work is around (a plugin's own unit tests)
-OWN = "its own budget"
+OWN_BUDGET = "its own budget"
 
 
 class Overrun(Exception):
@@ -61,14 +61,18 @@ class Cut:
     owner: str
     after: float
     budget: float
-    by: str
+    reason: str
     key: str = ""
 
     def __str__(self) -> str:
         # Its milliseconds say how fast the loop was, and nothing about the section.
         after = round(self.after, 1) if self.after >= 1 else self.after
         budget = format_duration(self.budget)
-        whose = f"{self.by} of {budget}" if self.by == OWN else f"{self.by} (budget {budget})"
+        whose = (
+            f"{self.reason} of {budget}"
+            if self.reason == OWN_BUDGET
+            else f"{self.reason} (budget {budget})"
+        )
         return f"{self.section} was cut off after {format_duration(after)} by {whose}"
 
 
@@ -84,8 +88,8 @@ class Section:
     scope: trio.CancelScope
     # Nurseries the task had open at entry: what tells a child inside from one outside.
     depth: int
-    cut_by: str = ""
-    _warnings: list[tuple[trio.CancelScope, float]] = attrs.field(factory=list, init=False)
+    cut_reason: str = ""
+    _early_scopes: list[tuple[trio.CancelScope, float]] = attrs.field(factory=list, init=False)
 
     def __repr__(self) -> str:
         return f"<Section {self.name} of {self.work.name}: {self.remaining:.1f}s left>"
@@ -104,24 +108,24 @@ class Section:
         """Lower the deadline to *limit*; a deadline is never raised."""
         if limit < self.scope.deadline:
             self.scope.deadline = limit
-            for scope, lead in self._warnings:
+            for scope, lead in self._early_scopes:
                 scope.deadline = min(scope.deadline, limit - lead)
 
-    def cut(self, by: str) -> None:
+    def cut(self, reason: str) -> None:
         """End it now, as *by* wants."""
-        self.cut_by = by
+        self.cut_reason = reason
         self.clamp(trio.current_time())
 
     @contextmanager
-    def warned(self, lead: float) -> Iterator[trio.CancelScope]:
+    def scope_before_deadline(self, lead: float) -> Iterator[trio.CancelScope]:
         """A scope that ends *lead* seconds before the section, also if that is moved down."""
         with trio.CancelScope(deadline=self.deadline - lead) as scope:
             entry = (scope, lead)
-            self._warnings.append(entry)
+            self._early_scopes.append(entry)
             try:
                 yield scope
             finally:
-                self._warnings.remove(entry)
+                self._early_scopes.remove(entry)
 
 
 @attrs.define(eq=False)
@@ -200,7 +204,7 @@ class Work:
         Raises trio.Cancelled, or Refused inside a foreign shield.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self.stop.stage < Stage.STOPPING or self.stop.root.covering() is not None:
+        if self.stop.stage < Stage.STOPPING or self.stop.root.covering_section() is not None:
             return
         # An exception type of our own would be eaten by retry loops; a cancellation is not.
         self.scope.cancel(reason=f"stop: {name!r} refused")
@@ -212,7 +216,7 @@ class Work:
             raise ValueError(f"a budget must be positive and finite, got {budget!r}")
         now = trio.current_time()
         root = self.stop.root
-        parent = root.covering()
+        parent = root.covering_section()
         limit = min(self.stop.hard_at, math.inf if parent is None else parent.deadline)
         task = trio.lowlevel.current_task()
         section = Section(
@@ -250,19 +254,19 @@ class Work:
             self.scope.deadline = now + self._timeout_left
         if not failed or now < section.deadline:
             return None
-        by = section.cut_by or self._whose_deadline(section)
+        by = section.cut_reason or self._deadline_reason(section)
         spent = now - section.opened_at
         cut = Cut(section.name, self.name, spent, section.budget, by, self.key)
         self.cut = cut
-        self.stop.root.count_cut(cut)
+        self.stop.root.record_cut(cut)
         return cut
 
-    def _whose_deadline(self, section: Section) -> str:
+    def _deadline_reason(self, section: Section) -> str:
         if section.deadline >= self.stop.hard_at:
             return "the hard limit of the stop"
         if section.deadline < section.opened_at + section.budget:
             return "the section around it"
-        return OWN
+        return OWN_BUDGET
 
     @asynccontextmanager
     async def cleanup(self, name: str) -> AsyncIterator[bool]:
@@ -277,7 +281,7 @@ class Work:
         if scope.cancelled_caught:
             now = trio.current_time()
             allowed = scope.deadline - opened_at
-            self.stop.root.note_cleanup(
+            self.stop.root.record_cleanup_cut(
                 Cut(
                     f"cleanup {name}",
                     self.name,
@@ -288,7 +292,7 @@ class Work:
                 )
             )
 
-    def cleanup_until(self, section: Section | None = None) -> float:
+    def cleanup_deadline(self, section: Section | None = None) -> float:
         """When the cleanup allowance of code under *section*, or of the whole run, is over."""
         now = trio.current_time()
         since = now
@@ -304,7 +308,7 @@ class Work:
 def covering_section() -> Section | None:
     """The innermost open critical section whose shield covers the current task, if any."""
     stop = _current_stop()
-    return None if stop is None else stop.covering()
+    return None if stop is None else stop.covering_section()
 
 
 def cleanup_scope(default: float = DEFAULT_CLEANUP) -> trio.CancelScope:
@@ -316,7 +320,7 @@ def cleanup_scope(default: float = DEFAULT_CLEANUP) -> trio.CancelScope:
     work = None if stop is None else stop.current_work()
     if stop is None or work is None:
         return trio.CancelScope(deadline=trio.current_time() + default, shield=True)
-    return trio.CancelScope(deadline=work.cleanup_until(stop.covering()), shield=True)
+    return trio.CancelScope(deadline=work.cleanup_deadline(stop.covering_section()), shield=True)
 
 
 def _current_stop() -> Stop | None:

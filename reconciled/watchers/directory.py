@@ -26,13 +26,13 @@ from reconciled.core.resources import Origin
 from reconciled.core.sources import Report, Snapshot, Unavailable
 from reconciled.threads import NoThread, in_thread
 from reconciled.watchers.documents import Documents
-from reconciled.watchers.hints import LONGEST_BURST, Hints
-from reconciled.watchers.listing import Listing, OtherDevice, Parse, ReadFile, read_listing
+from reconciled.watchers.hints import MAX_DEBOUNCE, Hints
+from reconciled.watchers.listing import DeviceChanged, Listing, Parse, ReadFile, read_listing
 
 RELIST = 60.0  # seconds between full listings; symlink targets and mounts give no hints
 SLOW = 10.0  # seconds after which a listing that goes on is reported
-_RETRY_FIRST = 0.25  # seconds; doubled while the directory is unavailable
-_RETRY_LONGEST = 5.0
+_BACKOFF_INITIAL = 0.25  # seconds; doubled while the directory is unavailable
+_BACKOFF_MAX = 5.0
 
 
 @attrs.define(eq=False)
@@ -45,7 +45,7 @@ class DirectoryWatcher:
 
     path: Path
     parse: Parse
-    remembered: str = ""
+    last_identity: str = ""
     _identity: str = attrs.field(init=False)
     # Of a listing of this process: the number of a device may change from boot to boot.
     _device: int | None = attrs.field(init=False, default=None)
@@ -55,7 +55,7 @@ class DirectoryWatcher:
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._identity = self.remembered
+        self._identity = self.last_identity
         self._limiter = trio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
@@ -73,42 +73,42 @@ class DirectoryWatcher:
 
     async def watch(self, report: Callable[[Report], None]) -> None:
         """Report until cancelled, which is at once; the first time as soon as it is listed."""
-        retry = _RETRY_FIRST
+        retry = _BACKOFF_INITIAL
         with Hints(self.path) as hints:
             while True:
-                outcome = await self._look(hints, report)
+                outcome = await self._scan(hints, report)
                 self._publish(outcome, report)
                 if isinstance(outcome, Unavailable):
-                    pause, retry = retry, min(2 * retry, _RETRY_LONGEST)
+                    pause, retry = retry, min(2 * retry, _BACKOFF_MAX)
                 else:
-                    retry = _RETRY_FIRST
-                    settled = not (self._documents.torn or self._documents.unsettled)
-                    pause = RELIST if settled else LONGEST_BURST
+                    retry = _BACKOFF_INITIAL
+                    settled = not (self._documents.torn or self._documents.unstable)
+                    pause = RELIST if settled else MAX_DEBOUNCE
                 if await hints.wait(pause):
-                    await hints.quiet()
+                    await hints.debounce()
 
-    async def _look(self, hints: Hints, report: Callable[[Report], None]) -> Report:
+    async def _scan(self, hints: Hints, report: Callable[[Report], None]) -> Report:
         """List until nothing changed meanwhile, for as long as a burst may last."""
-        give_up = trio.current_time() + LONGEST_BURST
+        give_up = trio.current_time() + MAX_DEBOUNCE
         while True:
-            await hints.came()
-            listing = await self._listed(hints, report)
-            torn = await hints.came()
+            await hints.take_pending()
+            listing = await self._list_in_thread(hints, report)
+            torn = await hints.take_pending()
             last = trio.current_time() >= give_up
             if isinstance(listing, Unavailable):
                 if last or not torn:
                     return listing
             else:
                 torn = torn or listing.torn
-                documents = await self._joined(listing, torn=torn)
+                documents = await self._join_documents(listing, torn=torn)
                 self._files = listing.files
-                if last or not (torn or documents.unsettled):
+                if last or not (torn or documents.unstable):
                     self._documents = documents
                     self._identity, self._device = listing.identity, listing.device
                     return self._snapshot(hints)
-            await hints.quiet()
+            await hints.debounce()
 
-    async def _listed(
+    async def _list_in_thread(
         self, hints: Hints, report: Callable[[Report], None]
     ) -> Listing | Unavailable:
         async with trio.open_nursery() as nursery:
@@ -117,13 +117,13 @@ class DirectoryWatcher:
             try:
                 listing = await in_thread(lists, abandon_on_cancel=True, limiter=self._limiter)
             except NoThread as error:
-                listing = Unavailable(_why(self.path, error))
+                listing = Unavailable(_describe_os_error(self.path, error))
             nursery.cancel_scope.cancel(reason="listed")
         return listing
 
-    async def _joined(self, listing: Listing, *, torn: bool) -> Documents:
+    async def _join_documents(self, listing: Listing, *, torn: bool) -> Documents:
         # In a thread as well: ten thousand documents would block the loop for some 20 ms.
-        following = partial(self._documents.following, listing.files, time.time(), torn=torn)
+        following = partial(self._documents.updated, listing.files, time.time(), torn=torn)
         return await in_thread(following, abandon_on_cancel=True, limiter=self._limiter)
 
     async def _report_slowness(self, report: Callable[[Report], None]) -> None:
@@ -136,12 +136,12 @@ class DirectoryWatcher:
         try:
             hints.subscribe()
             listing = read_listing(self.path, self._files, self.parse, self._device)
-        except OtherDevice as error:
+        except DeviceChanged as error:
             return Unavailable(
                 f"{self.path} {error}: a mount came or went; restart to accept what is there now"
             )
         except OSError as error:
-            return Unavailable(_why(self.path, error))
+            return Unavailable(_describe_os_error(self.path, error))
         if not listing.files and self._identity not in ("", listing.identity):
             return Unavailable(
                 f"{self.path} is empty, and not the directory it was: put a file into it that"
@@ -167,7 +167,7 @@ class DirectoryWatcher:
             report(outcome)
 
 
-def _why(path: Path, error: OSError) -> str:
+def _describe_os_error(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return f"{path} is missing"
     if error.errno == errno.ENOTDIR:

@@ -20,7 +20,7 @@ from reconciled.watchers.listing import ReadFile
 
 # Seconds without a write after which a file that lost documents is taken at its word. Less than
 # a burst may last, so that an edit is reported once.
-SETTLED = 0.3
+STABLE_AFTER = 0.3
 
 DocumentId = tuple[str, str | None, str]
 
@@ -31,42 +31,42 @@ class Documents:
 
     good: Mapping[DocumentId, Manifest] = attrs.field(factory=dict)
     problems: tuple[Problem, ...] = ()
-    unsettled: bool = False  # a file lost documents, and may be half-written
+    unstable: bool = False  # a file lost documents, and may be half-written
     torn: bool = False  # something changed during the listing
     _files: Mapping[str, ReadFile] = attrs.field(factory=dict)
-    _of_file: Mapping[str, tuple[Manifest, ...]] = attrs.field(factory=dict)
+    _by_file: Mapping[str, tuple[Manifest, ...]] = attrs.field(factory=dict)
 
     @property
     def complete(self) -> bool:
         """Whether what is missing here is known to be gone."""
-        return not (self.problems or self.unsettled or self.torn)
+        return not (self.problems or self.unstable or self.torn)
 
-    def following(self, files: Mapping[str, ReadFile], now: float, *, torn: bool) -> Documents:
+    def updated(self, files: Mapping[str, ReadFile], now: float, *, torn: bool) -> Documents:
         """The documents after *files* were read at *now* (seconds since the epoch).
 
         Of a torn listing a missing file is not known to be gone: its last good documents are
         not reported, but remembered.
         """
-        if not (torn or self.torn or self.unsettled) and _same(files, self._files):
+        if not (torn or self.torn or self.unstable) and _is_unchanged(files, self._files):
             return self
         of_file: dict[str, tuple[Manifest, ...]] = {}
         problems: list[Problem] = []
         unsettled = False
         for name in sorted(files):
             file = files[name]
-            lost = _without(self._of_file.get(name, ()), file.manifests)
-            recent = abs(now - file.modified) < SETTLED
+            lost = _missing_from(self._by_file.get(name, ()), file.manifests)
+            recent = abs(now - file.modified) < STABLE_AFTER
             unsettled = unsettled or bool(lost and recent and not file.problems)
             keeps = bool(file.problems) or recent
             of_file[name] = (*file.manifests, *lost) if keeps and lost else file.manifests
             problems += file.problems
-        good, doubles = self._joined(of_file.values())
+        good, doubles = self._join(of_file.values())
         if torn:
-            of_file = {**self._of_file, **of_file}
+            of_file = {**self._by_file, **of_file}
         together = tuple(sorted(problems + doubles))
         return Documents(good, together, unsettled, torn, files, of_file)
 
-    def _joined(
+    def _join(
         self, files: Iterable[tuple[Manifest, ...]]
     ) -> tuple[dict[DocumentId, Manifest], list[Problem]]:
         good: dict[DocumentId, Manifest] = {}
@@ -82,7 +82,7 @@ class Documents:
                 good[key] = self.good[key]
             else:
                 del good[key]
-        return good, [problem for each in doubles.values() for problem in _doubles(each)]
+        return good, [problem for each in doubles.values() for problem in _duplicate_problems(each)]
 
 
 def document_id(manifest: Manifest) -> DocumentId:
@@ -90,18 +90,18 @@ def document_id(manifest: Manifest) -> DocumentId:
     return (manifest.kind, manifest.namespace, manifest.name)
 
 
-def _same(files: Mapping[str, ReadFile], known: Mapping[str, ReadFile]) -> bool:
+def _is_unchanged(files: Mapping[str, ReadFile], known: Mapping[str, ReadFile]) -> bool:
     return files.keys() == known.keys() and all(known[name] is file for name, file in files.items())
 
 
-def _without(last: Iterable[Manifest], present: Iterable[Manifest]) -> tuple[Manifest, ...]:
+def _missing_from(last: Iterable[Manifest], present: Iterable[Manifest]) -> tuple[Manifest, ...]:
     if last is present:
         return ()
     there = {document_id(manifest) for manifest in present}
     return tuple(manifest for manifest in last if document_id(manifest) not in there)
 
 
-def _doubles(manifests: list[Manifest]) -> list[Problem]:
+def _duplicate_problems(manifests: list[Manifest]) -> list[Problem]:
     problems = []
     for manifest in manifests:
         others = ", ".join(str(other.origin) for other in manifests if other is not manifest)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from asyncinotify import Event, Watch
 
-QUIET = 0.05  # seconds without a hint that end a burst
-LONGEST_BURST = 0.5  # seconds after which a burst is looked at all the same
+DEBOUNCE = 0.05  # seconds without a hint that end a burst
+MAX_DEBOUNCE = 0.5  # seconds after which a burst is looked at all the same
 # Events read between two checkpoints: a full queue of 16384 must not block the loop.
-_AT_ONCE = 512
+_MAX_BATCH = 512
 
 _ENTRIES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 _CONTENTS = Mask.CLOSE_WRITE | Mask.ATTRIB
@@ -46,9 +46,9 @@ class Hints:
 
     def __enter__(self) -> Self:
         try:
-            self._inotify = Inotify(sync_timeout=0, cache_size=_AT_ONCE)
+            self._inotify = Inotify(sync_timeout=0, cache_size=_MAX_BATCH)
         except OSError as error:
-            self._failed(error)
+            self._set_fault(error)
         return self
 
     def __exit__(
@@ -78,7 +78,7 @@ class Hints:
         except OSError as error:
             # Missing or forbidden is the listing's to report.
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                self._failed(error)
+                self._set_fault(error)
             return
         last = self._watches.get(path)
         self._watches[path] = watch
@@ -87,7 +87,7 @@ class Hints:
             with contextlib.suppress(OSError):
                 self._inotify.rm_watch(last)
 
-    def _failed(self, error: OSError) -> None:
+    def _set_fault(self, error: OSError) -> None:
         self.fault = (
             f"changes are noticed at full listings only: {error.strerror or error};"
             " raise fs.inotify.max_user_watches or max_user_instances"
@@ -98,30 +98,30 @@ class Hints:
         with trio.move_on_after(seconds):
             if self._inotify is None:
                 await trio.sleep_forever()
-            while not await self.came():
+            while not await self.take_pending():
                 assert self._inotify is not None
                 await trio.lowlevel.wait_readable(self._inotify.fd)
             return True
         return False
 
-    async def quiet(self) -> None:
+    async def debounce(self) -> None:
         """Wait until a burst of hints is over, LONGEST_BURST at most."""
-        with trio.move_on_after(LONGEST_BURST):
-            while await self.wait(QUIET):
+        with trio.move_on_after(MAX_DEBOUNCE):
+            while await self.wait(DEBOUNCE):
                 pass
 
-    async def came(self) -> bool:
+    async def take_pending(self) -> bool:
         """Take all hints that are there now; whether there was any. A checkpoint."""
         relevant = False
         while True:
             await trio.lowlevel.checkpoint()
-            for _ in range(_AT_ONCE):
+            for _ in range(_MAX_BATCH):
                 event = self._inotify.sync_get() if self._inotify is not None else None
                 if event is None:
                     return relevant
-                relevant = relevant or self._relevant(event)
+                relevant = relevant or self._is_relevant(event)
 
-    def _relevant(self, event: Event) -> bool:
+    def _is_relevant(self, event: Event) -> bool:
         if event.name is None or event.watch is None:
             return Mask.IGNORED not in event.mask  # of the directory itself, or an overflow
         name = os.fspath(event.name)

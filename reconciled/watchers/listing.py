@@ -25,21 +25,21 @@ from reconciled.core.resources import Manifest, Origin
 Parse = Callable[[bytes, str], tuple[list[Manifest], list[Problem]]]
 Signature = tuple[int, int, int, int, int]
 
-LARGEST_FILE = 1 << 20  # bytes; what the field's objects hold at most, and a parser takes well
+MAX_FILE_BYTES = 1 << 20  # bytes; what the field's objects hold at most, and a parser takes well
 # Times of files have the grain of the kernel's tick, or whole seconds on old file systems: a
 # second write within it leaves no trace in them.
-_GRAIN_NS = 2_000_000_000
+_TIMESTAMP_GRANULARITY_NS = 2_000_000_000
 # ioctl_iflags(2), FS_IOC_GETVERSION: ext4 gives the number of a removed directory to the next
 # one at once; the generation tells them apart.
 _GET_GENERATION = 0x80087601
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class OtherDevice(OSError):
+class DeviceChanged(OSError):
     """The directory's path leads to another device than before."""
 
 
-class _Unfit(Exception):
+class _FileRefused(Exception):
     """A file that is not read, for the reason given."""
 
 
@@ -81,12 +81,12 @@ def read_listing(
     try:
         status = os.fstat(directory)
         if device not in (None, status.st_dev):
-            raise OtherDevice(f"is on another device ({status.st_dev}) than before ({device})")
+            raise DeviceChanged(f"is on another device ({status.st_dev}) than before ({device})")
         reader = _Reader(path, directory, known, parse)
         with os.scandir(directory) as entries:
             for entry in entries:
                 if is_manifest(entry.name):
-                    reader.look(entry)
+                    reader.scan_entry(entry)
         return Listing(reader.files, _identity(directory, status), status.st_dev, reader.torn)
     finally:
         os.close(directory)
@@ -111,7 +111,7 @@ class _Reader:
     files: dict[str, ReadFile] = attrs.field(init=False, factory=dict)
     torn: bool = attrs.field(init=False, default=False)
 
-    def look(self, entry: os.DirEntry[str]) -> None:
+    def scan_entry(self, entry: os.DirEntry[str]) -> None:
         """Take over what is known of *entry*, or read it."""
         name = entry.name
         try:
@@ -125,54 +125,56 @@ class _Reader:
             if not entry.is_symlink():
                 self.torn = True
                 return
-            self._fault(name, f"cannot be read: its link leads nowhere ({error.strerror})")
+            self._add_fault(name, f"cannot be read: its link leads nowhere ({error.strerror})")
         except OSError as error:
-            self._fault(name, f"cannot be read: {error.strerror}")
-        except _Unfit as error:
-            self._fault(name, str(error))
+            self._add_fault(name, f"cannot be read: {error.strerror}")
+        except _FileRefused as error:
+            self._add_fault(name, str(error))
 
     def _read(self, name: str, status: os.stat_result, before: ReadFile | None) -> ReadFile:
         now = time.time_ns()
-        _insist_on_regular(status)  # before it is opened: opening some devices has effects
+        _require_regular(status)  # before it is opened: opening some devices has effects
         descriptor = os.open(name, _FLAGS, dir_fd=self.directory)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
             status = os.fstat(descriptor)
-            _insist_on_regular(status)
-            data = file.read(LARGEST_FILE + 1)
+            _require_regular(status)
+            data = file.read(MAX_FILE_BYTES + 1)
             after = os.fstat(descriptor)
-        if len(data) > LARGEST_FILE:
-            raise _Unfit(f"is larger than {LARGEST_FILE >> 20} MiB: split it into several files")
+        if len(data) > MAX_FILE_BYTES:
+            raise _FileRefused(
+                f"is larger than {MAX_FILE_BYTES >> 20} MiB: split it into several files"
+            )
         # A writer may be at work still: its end is not seen in a status that was taken before.
         steady = _signature(status) == _signature(after)
-        old = now - after.st_ctime_ns > _GRAIN_NS
+        old = now - after.st_ctime_ns > _TIMESTAMP_GRANULARITY_NS
         signature = _signature(after) if steady and old else None
         digest = hashlib.sha256(data).digest()
         modified = after.st_mtime
         if before is not None and before.digest == digest:
             return attrs.evolve(before, signature=signature, modified=modified)
-        manifests, problems = self._parsed(data, name)
+        manifests, problems = self._parse_file(data, name)
         return ReadFile(signature, digest, modified, tuple(manifests), tuple(problems))
 
-    def _parsed(self, data: bytes, name: str) -> tuple[list[Manifest], list[Problem]]:
-        shown = self._shown(name)
+    def _parse_file(self, data: bytes, name: str) -> tuple[list[Manifest], list[Problem]]:
+        shown = self._display_name(name)
         try:
             return self.parse(data, shown)
         except Exception as error:  # noqa: BLE001 - a file that breaks the parser harms only itself
             message = f"cannot be parsed: {type(error).__name__}: {error}"
             return [], [Problem(Origin(shown), message)]
 
-    def _fault(self, name: str, message: str) -> None:
-        problem = Problem(Origin(self._shown(name)), message)
+    def _add_fault(self, name: str, message: str) -> None:
+        problem = Problem(Origin(self._display_name(name)), message)
         self.files[name] = ReadFile(None, b"", 0.0, (), (problem,))
 
-    def _shown(self, name: str) -> str:
+    def _display_name(self, name: str) -> str:
         # Names need not be UTF-8; logs and JSON must be.
         return os.fsencode(self.path / name).decode("utf-8", "backslashreplace")
 
 
-def _insist_on_regular(status: os.stat_result) -> None:
+def _require_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise _Unfit("is not a regular file: move it elsewhere or rename it")
+        raise _FileRefused("is not a regular file: move it elsewhere or rename it")
 
 
 def _signature(status: os.stat_result) -> Signature:

@@ -21,7 +21,7 @@ from reconciled.core.durations import format_duration
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Report, Tick
 
-STEP = 30.0  # seconds; how late a clock that was set, or a suspended machine, is noticed
+POLL_INTERVAL = 30.0  # seconds; how late a clock that was set, or a suspended machine, is noticed
 _LOCAL_TIME = Path("/etc/localtime")
 
 
@@ -30,7 +30,7 @@ class EveryWatcher:
     """Ticks by an interval, for the first time after one; *chance* places each in its jitter."""
 
     every: Every
-    chance: random.Random
+    rng: random.Random
 
     @property
     def name(self) -> str:
@@ -46,9 +46,9 @@ class EveryWatcher:
         """Tick until cancelled."""
         began, turn = trio.current_time(), 1
         while True:
-            await trio.sleep_until(self.every.due(began, turn, self.chance.random()))
+            await trio.sleep_until(self.every.due(began, turn, self.rng.random()))
             report(Tick(self.name))
-            turn = self.every.turn_after(began, turn, trio.current_time())
+            turn = self.every.next_tick(began, turn, trio.current_time())
 
 
 def _wall_clock() -> datetime:
@@ -87,10 +87,10 @@ class CronWatcher:
             elif now < last:
                 due = self.cron.due(now, passed)
             last = now
-            await trio.sleep(min(STEP, max(0.0, (due - now) / timedelta(seconds=1))))
+            await trio.sleep(min(POLL_INTERVAL, max(0.0, (due - now) / timedelta(seconds=1))))
 
 
-def zone_named(name: str) -> tzinfo:
+def find_zone(name: str) -> tzinfo:
     """The time zone *name*, as in ``Europe/Berlin``. Raises ValueError, with a remedy."""
     try:
         return ZoneInfo(name)
@@ -102,7 +102,7 @@ def local_zone() -> tzinfo:
     """The machine's time zone: ``TZ`` where it names one, else ``/etc/localtime``, else UTC."""
     name = os.environ.get("TZ", "").removeprefix(":")
     if name:
-        return zone_named(name)
+        return find_zone(name)
     try:
         with _LOCAL_TIME.open("rb") as file:
             return ZoneInfo.from_file(file)

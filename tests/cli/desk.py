@@ -126,7 +126,7 @@ class Desk:
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 for name in names:
-                    await store.remember(
+                    await store.record_applied(
                         Key(name),
                         "Note",
                         spec,

@@ -17,11 +17,11 @@ import trio
 from desk import Desk
 
 from reconciled.cli.journal import listing, resolve
-from reconciled.cli.journal.text import listed, shown
+from reconciled.cli.journal.text import format_list, format_operation
 from reconciled.core.resources import Key
 from reconciled.journal import resolutions
-from reconciled.journal.host_identity import Machine
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.host_identity import HostIdentity
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import (
     Ending,
     Hold,
@@ -61,14 +61,14 @@ def one_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def in_journal(desk: Desk, act: Callable[[DurableOperations], Awaitable[Any]]) -> Any:
+def in_journal(desk: Desk, act: Callable[[OperationJournal], Awaitable[Any]]) -> Any:
     """What *act* gives, done to the journal as a daemon would have, which is gone then."""
     desk.state.mkdir(mode=0o700, exist_ok=True)
 
     async def run() -> Any:
         store = Store.open(desk.state)
-        operations = DurableOperations.over(
-            store, machine=Machine("boot", "machine"), now=lambda: BEGUN
+        operations = OperationJournal.load(
+            store, identity=HostIdentity("boot", "machine"), now=lambda: BEGUN
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
@@ -82,10 +82,10 @@ def in_journal(desk: Desk, act: Callable[[DurableOperations], Awaitable[Any]]) -
 def held(desk: Desk, key: str = "c/a", hold: Hold | None = HOLD) -> str:
     """The id of an operation that is held after its first step."""
 
-    async def act(operations: DurableOperations) -> str:
+    async def act(operations: OperationJournal) -> str:
         record = await operations.begin(Key(key), "upgrade", PINNED)
-        await operations.done(record.id, "fetch", "idempotent", {"bytes": 3})
-        await operations.started(record.id, "switch", "once")
+        await operations.record_step_done(record.id, "fetch", "idempotent", {"bytes": 3})
+        await operations.record_step_started(record.id, "switch", "once")
         if hold is not None:
             await operations.hold(record.id, hold)
         return record.id
@@ -104,7 +104,7 @@ def degraded(desk: Desk) -> None:
 def past(desk: Desk, ending: Ending = Ending.DONE) -> str:
     """The id of an operation that is over."""
 
-    async def act(operations: DurableOperations) -> str:
+    async def act(operations: OperationJournal) -> str:
         record = await operations.begin(Key("c/old"), "upgrade", PINNED)
         await operations.end(record.id, ending, note="it was so")
         return record.id
@@ -155,7 +155,7 @@ def test_an_operation_as_it_reads() -> None:
         f"{ID}01", Key("c/a"), "upgrade", 2, 5, PINNED, BEGUN, hold=HOLD, critical=True
     )
     record = attrs.evolve(record, steps=STEPS)
-    text = shown(
+    text = format_operation(
         record,
         None,
         ["its program apply of attempt 1 is gone, and nobody saw how it ended"],
@@ -208,7 +208,7 @@ def test_show_tells_all_that_the_state_has(desk: Desk) -> None:
     directory = desk.state / "operations" / identity
     directory.mkdir(parents=True)
     attempts.fence(directory, 1)
-    steps.note(str(directory), 1, "copied")
+    steps.record_step(str(directory), 1, "copied")
     (directory / "apply.log").write_text("x")
     said = desk.say("journal", "show", identity[:-2].lower())
     assert said.code == 0
@@ -250,7 +250,9 @@ def test_control_codes_reach_no_terminal() -> None:
     """What a plugin named or said is shown without escapes, and keeps to its line."""
     hold = attrs.evolve(HOLD, reason="a\x1b[2Jb", evidence="c\nd\re")
     record = OperationRecord(f"{ID}01", Key("c/a"), "na\nme", 1, 1, PINNED, BEGUN, hold=hold)
-    text = shown(record, None, ["x\x07"], [], now=BEGUN, can_undo=False) + listed([record], [], {})
+    text = format_operation(record, None, ["x\x07"], [], now=BEGUN, can_undo=False) + format_list(
+        [record], [], {}
+    )
     assert not set("\x1b\r\x07") & set(text)
     assert "a\N{REPLACEMENT CHARACTER}[2Jb" in text
     assert "na\nme" not in text
@@ -261,7 +263,7 @@ def test_how_a_past_one_ended(desk: Desk) -> None:
     desk.configure()
     identity = held(desk)
 
-    async def abandon(operations: DurableOperations) -> None:
+    async def abandon(operations: OperationJournal) -> None:
         await operations.resolve(identity, Resolution.ABANDON, "eve (uid 7)", "gone anyway")
 
     in_journal(desk, abandon)
@@ -342,10 +344,10 @@ def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
     said = desk.say("journal", "resolve", identity, "--forward", "--why", "it  is\nfine")
     assert said.code == 0
     assert said.lines[-1] == "No daemon runs: it acts at the next start."
-    decided = resolutions.pending(desk.state, identity)
+    decided = resolutions.read_pending(desk.state, identity)
     assert decided is not None
-    assert (decided.what, decided.why) == (Resolution.FORWARD, "it is fine")
-    assert decided.who == listing.who()
+    assert (decided.resolution, decided.why) == (Resolution.FORWARD, "it is fine")
+    assert decided.who == listing.login_name()
     file = desk.state / "resolutions" / f"{identity}.json"
     assert file.stat().st_mode & 0o777 == 0o600
     listing = desk.say("journal", "list").out
@@ -364,10 +366,10 @@ def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
         assert "replaces" not in said.out
     said = desk.say("journal", "resolve", identity, "--abandon", "--why", "y")
     assert said.code == 0
-    assert said.lines[0] == f"This replaces --forward, by {listing.who()}: x"
-    decided = resolutions.pending(desk.state, identity)
+    assert said.lines[0] == f"This replaces --forward, by {listing.login_name()}: x"
+    decided = resolutions.read_pending(desk.state, identity)
     assert decided is not None
-    assert (decided.what, decided.why) == (Resolution.ABANDON, "y")
+    assert (decided.resolution, decided.why) == (Resolution.ABANDON, "y")
     assert len(list((desk.state / "resolutions").iterdir())) == 1
 
 
@@ -404,9 +406,9 @@ def test_back_only_where_something_can_undo(desk: Desk) -> None:
     desk.configure("  c: {reconciler: 'undo:Undoer', watch: [{directory: m}]}\n")
     assert f"resolve {identity} --back" in desk.say("journal", "show", identity).out
     assert desk.say(*back).code == 0
-    decided = resolutions.pending(desk.state, identity)
+    decided = resolutions.read_pending(desk.state, identity)
     assert decided is not None
-    assert decided.what is Resolution.BACK
+    assert decided.resolution is Resolution.BACK
 
 
 def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +423,7 @@ def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPat
         lock.release()
     assert (said.code, said.out) == (75, "")
     assert "it was taken back" in said.err
-    assert resolutions.claim(desk.state) == []
+    assert resolutions.take_all(desk.state) == []
 
 
 def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +431,7 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
     desk.configure()
     identity = held(desk)
     monkeypatch.setattr(resolve, "WAIT", 0.2)
-    monkeypatch.setattr(resolutions, "put", put_and_claim(resolutions.put))
+    monkeypatch.setattr(resolutions, "put", put_and_claim(resolutions.submit))
     lock = StateLock.acquire(desk.state)
     try:
         said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
@@ -437,15 +439,15 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
         lock.release()
     assert said.code == 0
     assert said.lines[-1] == "It is written down, and acts as soon as it can."
-    assert len(resolutions.claim(desk.state)) == 1
+    assert len(resolutions.take_all(desk.state)) == 1
 
 
 def put_and_claim(put: Callable[..., None]) -> Callable[..., None]:
     """As put(), with a daemon that takes it at once."""
 
-    def both(state: Path, decided: resolutions.Decided) -> None:
+    def both(state: Path, decided: resolutions.ResolutionRequest) -> None:
         put(state, decided)
-        resolutions.claim(state)
+        resolutions.take_all(state)
 
     return both
 
@@ -457,15 +459,15 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
     identity = held(desk)
     lock = StateLock.acquire(desk.state)
 
-    async def act(operations: DurableOperations) -> None:
-        (file,) = resolutions.claim(desk.state)
+    async def act(operations: OperationJournal) -> None:
+        (file,) = resolutions.take_all(desk.state)
         decided = resolutions.read(file)
         who = decided.who if acts else "somebody else"
-        await operations.resolve(identity, decided.what, who, decided.why)
-        resolutions.settled(file)
+        await operations.resolve(identity, decided.resolution, who, decided.why)
+        resolutions.remove_finished(file)
 
     def daemon() -> None:
-        while not resolutions.waits(desk.state, identity):
+        while not resolutions.is_pending(desk.state, identity):
             pass
         in_journal(desk, act)
 
@@ -498,7 +500,7 @@ def test_all_is_for_a_damaged_store(desk: Desk) -> None:
     said = desk.say(*everything)
     assert said.code == 0
     assert said.lines[0] == "Decided: the store is trusted again, 1 held operations are abandoned."
-    decided = resolutions.pending(desk.state, resolutions.EVERYTHING)
+    decided = resolutions.read_pending(desk.state, resolutions.ALL_OPERATIONS)
     assert decided is not None
     assert decided.why == "looked"
 
@@ -508,9 +510,9 @@ def test_a_person_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "eve")
     monkeypatch.setenv("SUDO_UID", "4711")
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert listing.who() == "eve (uid 4711, sudo)"
+    assert listing.login_name() == "eve (uid 4711, sudo)"
     monkeypatch.setattr(os, "getuid", lambda: 4712)
-    assert listing.who() == "somebody (uid 4712)"
+    assert listing.login_name() == "somebody (uid 4712)"
 
 
 def test_probing_disturbs_nobody(desk: Desk) -> None:

@@ -23,7 +23,7 @@ from reconciled.cli.main import main
 from reconciled.journal.state_lock import StateLock
 from reconciled.programs import reaper
 from reconciled.programs.cgroup import members_of
-from reconciled.programs.processes import look_up
+from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import ChildRecord, read_child, read_end
 from reconciled.programs.reaper import Reaper
 from reconciled.runtime.daemon.strays import end_leftovers
@@ -63,7 +63,7 @@ def child_of(directory: Path) -> ChildRecord:
 
 
 def alive(pid: int) -> bool:
-    process = look_up(pid)
+    process = find_process(pid)
     return process is not None and process.alive
 
 
@@ -344,7 +344,7 @@ def test_a_helper_that_went_its_own_way_is_no_stray(state: Path) -> None:
         state, f"{helper} until [ -s helper ]; do :; done; {ENDS_ON_WORD}", budget=60
     )
     helping = int((state / "helper").read_text())
-    process = look_up(helping)
+    process = find_process(helping)
     assert process is not None
     record = child_of(directory)
     assert {process.parent, process.group}.isdisjoint({record.program.pid, record.parent.pid})

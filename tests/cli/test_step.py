@@ -11,7 +11,7 @@ import pytest
 
 from reconciled.cli.main import main
 from reconciled.programs import attempts
-from reconciled.programs.steps import handle_of, read_steps
+from reconciled.programs.steps import format_handle, read_steps
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "operations" / "01TEST"
     directory.mkdir(parents=True)
     attempts.fence(directory, 2)
-    monkeypatch.setenv("RECONCILED_HANDLE", handle_of(directory, 2))
+    monkeypatch.setenv("RECONCILED_HANDLE", format_handle(directory, 2))
     return directory
 
 
@@ -46,12 +46,12 @@ def test_not_current(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An attempt that is over gets 3 and the word to stop, and leaves nothing."""
-    monkeypatch.setenv("RECONCILED_HANDLE", handle_of(place, 1))
+    monkeypatch.setenv("RECONCILED_HANDLE", format_handle(place, 1))
     assert main(["step", "a"]) == 3
     told = "attempt 1 is over: the operation is at 2: stop without effects"
     assert capsys.readouterr().err == f"reconciled step: {told}\n"
-    attempts.close(place)
-    monkeypatch.setenv("RECONCILED_HANDLE", handle_of(place, 2))
+    attempts.close_attempts(place)
+    monkeypatch.setenv("RECONCILED_HANDLE", format_handle(place, 2))
     assert main(["step", "a"]) == 3
     assert names(place) == []
 

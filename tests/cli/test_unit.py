@@ -12,13 +12,13 @@ import pytest
 import trio
 from desk import Desk
 
-from reconciled.cli.unit_report import to_paste, unit_of
+from reconciled.cli.unit_report import shell_commands, unit_of
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
 from reconciled.service.findings import Remedy
-from reconciled.service.unit_facts import Sandbox, UnitFacts, Unread
+from reconciled.service.unit_facts import Sandbox, UnitFacts, UnitUnavailable
 
 FITTING = UnitFacts("reconciled.service", "bus", timeout_stop=360.0, watchdog=60.0)
 SHORT = attrs.evolve(FITTING, timeout_stop=10.0)
@@ -30,8 +30,8 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> dict[str, UnitFacts]:
     """The units that are loaded, by name; put some in."""
     units: dict[str, UnitFacts] = {}
 
-    def read(name: str, _environ: Any) -> UnitFacts | Unread:
-        return units.get(name, Unread(f"{name} is not loaded: not-found"))
+    def read(name: str, _environ: Any) -> UnitFacts | UnitUnavailable:
+        return units.get(name, UnitUnavailable(f"{name} is not loaded: not-found"))
 
     monkeypatch.setattr("reconciled.cli.unit_report.read_unit", read)
     return units
@@ -68,7 +68,7 @@ def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts
         "",
         "@/r.yaml is valid.",
     ]
-    unit["reconciled.service"] = attrs.evolve(SHORT, of_user=True)
+    unit["reconciled.service"] = attrs.evolve(SHORT, is_user_unit=True)
     assert "# What puts the unit right, for its user's shell:" in desk.say("check").lines
     strict = desk.say("check", "--strict", "--json")
     assert strict.code == 78
@@ -94,7 +94,7 @@ def test_a_unit_is_named_with_or_without_its_kind(desk: Desk, unit: dict[str, Un
 
 def test_check_names_the_directive_in_the_way(desk: Desk, unit: dict[str, UnitFacts]) -> None:
     """Declared files, and the state itself, that the sandbox keeps out of reach are named."""
-    sandbox = Sandbox("strict", "yes", tmp=False, writable=("/var/lib/reconciled",))
+    sandbox = Sandbox("strict", "yes", private_tmp=False, writable=("/var/lib/reconciled",))
     unit["reconciled.service"] = attrs.evolve(FITTING, sandbox=sandbox)
     desk.configure(
         "  f: {reconciler: file, watch: [{directory: m}]}\n"
@@ -122,7 +122,7 @@ def test_what_is_to_be_pasted_is_for_a_shell(tmp_path: Path) -> None:
         Remedy("", "", "true reload"),
         Remedy("~/c d/y.conf", "[Unit]\n", "true other"),
     ]
-    lines = to_paste(remedies)
+    lines = shell_commands(remedies)
     assert lines[-2:] == ["true other", "true reload"]
     ran = subprocess.run(
         ["sh", "-e"], input="\n".join(lines), text=True, check=True, env={"HOME": str(tmp_path)}
@@ -187,7 +187,7 @@ async def operate(state: Path) -> None:
     """Critical operations of 10, 30 and 20 s, and longer ones that were nothing of the kind."""
     clock = 1_800_000_000.0
     store = Store.open(state)
-    operations = DurableOperations.over(store, now=lambda: clock)
+    operations = OperationJournal.load(store, now=lambda: clock)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         for key, seconds, how in [
@@ -202,7 +202,7 @@ async def operate(state: Path) -> None:
             if how != "ordinary":
                 operations.mark_critical(record.id)
             if how == "again":
-                await operations.count(record.id)
+                await operations.count_recovery(record.id)
             clock += seconds
             await operations.end(record.id, Ending.FAILED if how == "failed" else Ending.DONE)
         nursery.cancel_scope.cancel(reason="written")

@@ -11,7 +11,7 @@ from desk import Desk
 
 from reconciled.core.resources import Key
 from reconciled.journal.state_lock import StateLock
-from reconciled.runtime.decisions.removals import Held, read_held, write_permit
+from reconciled.runtime.decisions.removals import PendingApproval, read_pending, write_approval
 
 # -- the command line ---------------------------------------------------------------------
 
@@ -442,12 +442,12 @@ def test_allow_permits_exactly_what_is_shown(desk: Desk) -> None:
     """The permit has the held keys and no others, each is shown, and the code is 0."""
     desk.configure()
     (desk.state / "removals").mkdir(parents=True)
-    held = Held("c", tuple(Key(f"c/k{number}") for number in range(25)), 30)
-    write_permit(desk.state, held)  # the daemon's own note has the same form, and one field more
+    held = PendingApproval("c", tuple(Key(f"c/k{number}") for number in range(25)), 30)
+    write_approval(desk.state, held)  # the daemon's own note has the same form, and one field more
     permit = desk.state / "removals" / "c.allow"
     text = permit.read_text().replace("{", '{"owned": 30, ', 1)
     permit.rename(desk.state / "removals" / "c.held").write_text(text)
-    assert read_held(desk.state, "c") == held
+    assert read_pending(desk.state, "c") == held
     said = desk.say("allow", "c")
     assert said.code == 0
     assert said.lines[0] == "Permitted, once: the removal of 25 of 30 keys of c."

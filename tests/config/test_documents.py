@@ -212,7 +212,7 @@ def test_a_broken_document_costs_only_itself(bad: bytes) -> None:
     documents, problems = read_documents(b"a: 1\n---\n" + bad + b"\n---\nb: 2\nc: 3\n", "f")
     good = [document for document in documents if document.data in ({"a": 1}, {"b": 2, "c": 3})]
     assert [document.data for document in good] == [{"a": 1}, {"b": 2, "c": 3}]
-    assert str(good[1].positions.value(("c",))) == f"f:{line}:4"
+    assert str(good[1].positions.value_origin(("c",))) == f"f:{line}:4"
     assert problems
 
 
@@ -242,15 +242,15 @@ def test_positions_are_exact() -> None:
     data = "ä: 1\nb:\n  - x\n  - {c:   d}\ne: &e {f: g}\nh: {<<: *e}\n".encode()
     ((document,), _) = read_documents(data, "f")
     positions = document.positions
-    assert str(positions.value()) == "f:1:1"
-    assert str(positions.value(("ä",))) == "f:1:4"
-    assert str(positions.key(("b",))) == "f:2:1"
-    assert str(positions.value(("b",))) == "f:3:3"
-    assert str(positions.value(("b", 0))) == "f:3:5"
-    assert str(positions.key(("b", 1, "c"))) == "f:4:6"
-    assert str(positions.value(("b", 1, "c"))) == "f:4:11"
-    assert str(positions.value(("h", "f"))) == "f:5:11"
-    assert str(positions.value(("b", 1, "missing", "deeper"))) == "f:4:5"
+    assert str(positions.value_origin()) == "f:1:1"
+    assert str(positions.value_origin(("ä",))) == "f:1:4"
+    assert str(positions.key_origin(("b",))) == "f:2:1"
+    assert str(positions.value_origin(("b",))) == "f:3:3"
+    assert str(positions.value_origin(("b", 0))) == "f:3:5"
+    assert str(positions.key_origin(("b", 1, "c"))) == "f:4:6"
+    assert str(positions.value_origin(("b", 1, "c"))) == "f:4:11"
+    assert str(positions.value_origin(("h", "f"))) == "f:5:11"
+    assert str(positions.value_origin(("b", 1, "missing", "deeper"))) == "f:4:5"
 
 
 PLAIN = st.recursive(

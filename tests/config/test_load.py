@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reconciled.config.load import Loaded, find_config, load
+from reconciled.config.load import LoadedConfig, find_config, load
 from reconciled.config.model import Config
 from reconciled.config.structuring.values import Share
 from reconciled.config.watches import CronWatch, DirectoryWatch, EveryWatch
@@ -65,7 +65,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def loaded(folder: Path, text: str, environ: dict[str, str] | None = None) -> Loaded:
+def loaded(folder: Path, text: str, environ: dict[str, str] | None = None) -> LoadedConfig:
     return load(write(folder / "c.yaml", text), environ or {})
 
 

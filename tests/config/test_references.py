@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.config.references import not_built, references
+from reconciled.config.references import check_references, not_built_lines
 
 TEXT = """state: /x
 journal: {history: {age: 1d}}
@@ -30,21 +30,21 @@ def config(folder: Path) -> Config:
 
 def test_two_takers_of_one_kind_in_one_directory(tmp_path: Path) -> None:
     """Two controllers that take one kind from one directory are told, both with their places."""
-    (problem,) = references(config(tmp_path), {"a": "Exec", "b": "Exec"})
+    (problem,) = check_references(config(tmp_path), {"a": "Exec", "b": "Exec"})
     assert str(problem.origin) == f"{tmp_path}/c.yaml:10:26"
     assert f"controllers a ({tmp_path}/c.yaml:6:13) and b both take Exec" in problem.message
 
 
 def test_one_directory_serves_several_kinds(tmp_path: Path) -> None:
     """Controllers of different kinds share a directory; one whose plugin is broken has no kind."""
-    assert references(config(tmp_path), {"a": "Exec", "b": "File"}) == []
-    assert references(config(tmp_path), {"a": "Exec"}) == []
+    assert check_references(config(tmp_path), {"a": "Exec", "b": "File"}) == []
+    assert check_references(config(tmp_path), {"a": "Exec"}) == []
 
 
 def test_only_what_was_written_is_named_as_not_built(tmp_path: Path) -> None:
     """A name that is not wholly built is told where a person wrote it; a default never is."""
     names = {"http": "x", "journal.history": "y", "controllers.*.interrupted": "z"}
-    assert not_built(config(tmp_path), names) == [
+    assert not_built_lines(config(tmp_path), names) == [
         f"{tmp_path}/c.yaml:2:11: journal.history y",
         f"{tmp_path}/c.yaml:7:5: controllers.a.interrupted z",
     ]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from reconciled.control.addresses import ListenRefused, open_control, open_http, peer_of
-from reconciled.control.client import NoDaemon, ask
-from reconciled.control.protocol import Request
+from reconciled.control.client import NoDaemon, send_request
+from reconciled.control.protocol import ControlRequest
 
 # Listens at argv[1], hands its socket over descriptor 0, and ends or stays as argv[2] says.
 LISTENS = """
@@ -301,4 +301,4 @@ def test_a_name_that_no_address_holds(tmp_path: Path, name: str) -> None:
     with pytest.raises(ListenRefused, match="too long"):
         open_control(tmp_path / name)
     with pytest.raises(NoDaemon, match="too long"):
-        ask(tmp_path / name, Request("tell"))
+        send_request(tmp_path / name, ControlRequest("tell"))

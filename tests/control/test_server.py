@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from reconciled.control import client, connections, server
 from reconciled.control.addresses import open_control
-from reconciled.control.client import NoDaemon, NotDone, ask
-from reconciled.control.protocol import LONGEST_REQUEST, Answer, Request
-from reconciled.control.server import ControlServer, Refused, Verb
+from reconciled.control.client import NoDaemon, NotDone, send_request
+from reconciled.control.protocol import LONGEST_REQUEST, ControlReply, ControlRequest
+from reconciled.control.server import ControlServer, RequestRefused, Verb
 
 
 @attrs.define(eq=False)
@@ -42,15 +42,17 @@ class Desk:
 
     async def lines(self, sent: bytes) -> list[dict[str, Any]]:
         """What is answered to *sent*, until the server has nothing more to say."""
-        with trio.fail_after(server.WITHIN / 2):  # at once, and not at the end of its patience
+        with trio.fail_after(server.IO_TIMEOUT / 2):  # at once, and not at the end of its patience
             async with await self.connect() as stream:
                 await stream.send_all(sent)
                 data = b"".join([part async for part in stream])
         return [json.loads(line) for line in data.splitlines()]
 
-    async def ask(self, verb: str, **arguments: Any) -> Answer:
+    async def ask(self, verb: str, **arguments: Any) -> ControlReply:
         """As a command asks."""
-        return await trio.to_thread.run_sync(ask, self.path, Request(verb, arguments))
+        return await trio.to_thread.run_sync(
+            send_request, self.path, ControlRequest(verb, arguments)
+        )
 
 
 @pytest.fixture
@@ -64,25 +66,25 @@ async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIte
     asked: list[Any] = []
     go_on, third = trio.Event(), trio.Event()
 
-    async def tell(_: Any, *, loudly: bool = False) -> Answer:
+    async def tell(_: Any, *, loudly: bool = False) -> ControlReply:
         asked.append(loudly)
-        return Answer(78, ("one", "two"))
+        return ControlReply(78, ("one", "two"))
 
-    async def wait(_: Any) -> Answer:
+    async def wait(_: Any) -> ControlReply:
         asked.append("wait")
         if asked.count("wait") == 3:
             third.set()
         await go_on.wait()
-        return Answer(0, ("done",))
+        return ControlReply(0, ("done",))
 
-    async def refuse(_: Any) -> Answer:
-        raise Refused("not now")
+    async def refuse(_: Any) -> ControlReply:
+        raise RequestRefused("not now")
 
-    async def fail(_: Any) -> Answer:
+    async def fail(_: Any) -> ControlReply:
         raise ZeroDivisionError
 
-    async def much(_: Any) -> Answer:
-        return Answer(1, tuple(f"{number:<1000}" for number in range(2000)))
+    async def much(_: Any) -> ControlReply:
+        return ControlReply(1, tuple(f"{number:<1000}" for number in range(2000)))
 
     verbs = {
         "tell": Verb(tell, {"loudly": bool}),
@@ -94,7 +96,7 @@ async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIte
     with structlog.testing.capture_logs() as log:
         made = ControlServer(verbs, structlog.get_logger())
         if trusted is not None:
-            made.trusted = trusted
+            made.allowed_uids = trusted
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_control(path)))
         async with trio.open_nursery() as nursery, listener:
             nursery.start_soon(made.connections.accept, listener, nursery)
@@ -121,24 +123,27 @@ async def test_an_acknowledgement_comes_before_the_effect(desk: Desk) -> None:
 
 async def test_a_command_gets_code_and_lines(desk: Desk) -> None:
     """What a verb answers arrives as it was given, and arguments as they were meant."""
-    assert await desk.ask("tell", loudly=True) == Answer(78, ("one", "two"))
-    assert await desk.ask("tell") == Answer(78, ("one", "two"))
+    assert await desk.ask("tell", loudly=True) == ControlReply(78, ("one", "two"))
+    assert await desk.ask("tell") == ControlReply(78, ("one", "two"))
     assert desk.asked == [True, False]
 
 
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        (Request("sing"), "this daemon does not know sing: it knows fail, much, refuse, tell,"),
-        (Request("tell", {"loudly": 1}), "tell does not take loudly=1"),
-        (Request("tell", {"softly": True}), "tell does not take softly=True"),
-        (Request("refuse"), "not now"),
+        (
+            ControlRequest("sing"),
+            "this daemon does not know sing: it knows fail, much, refuse, tell,",
+        ),
+        (ControlRequest("tell", {"loudly": 1}), "tell does not take loudly=1"),
+        (ControlRequest("tell", {"softly": True}), "tell does not take softly=True"),
+        (ControlRequest("refuse"), "not now"),
     ],
 )
-async def test_what_is_refused_says_why(desk: Desk, request_: Request, why: str) -> None:
+async def test_what_is_refused_says_why(desk: Desk, request_: ControlRequest, why: str) -> None:
     """An unknown verb, a wrong argument, a verb that will not: nothing is done, and why is told."""
     with pytest.raises(NotDone, match=why):
-        await trio.to_thread.run_sync(ask, desk.path, request_)
+        await trio.to_thread.run_sync(send_request, desk.path, request_)
     assert desk.asked == []
 
 
@@ -192,7 +197,7 @@ async def test_others_are_not_answered(tmp_path: Path) -> None:
 def test_root_and_the_own_user_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those two and nobody else."""
     monkeypatch.setattr(server.os, "geteuid", lambda: 995)
-    assert ControlServer({}, structlog.get_logger()).trusted == {0, 995}
+    assert ControlServer({}, structlog.get_logger()).allowed_uids == {0, 995}
 
 
 # -- what is dropped ---------------------------------------------------------------------------
@@ -223,14 +228,14 @@ async def test_who_says_nothing_is_dropped(
             if sent:
                 await stream.send_all(sent)
             assert await stream.receive_some() == b""
-        assert trio.current_time() - began == pytest.approx(server.WITHIN)
+        assert trio.current_time() - began == pytest.approx(server.IO_TIMEOUT)
     assert desk.log == []
 
 
 async def test_one_more_than_the_limit_waits(desk: Desk) -> None:
     """Nobody who asks is thrown out for another: the next is served when one has ended."""
     desk.server.connections.limit = 3
-    answers: list[Answer] = []
+    answers: list[ControlReply] = []
 
     async def one() -> None:
         answers.append(await desk.ask("wait"))
@@ -243,7 +248,7 @@ async def test_one_more_than_the_limit_waits(desk: Desk) -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert desk.server.connections.count == 3
         desk.go_on.set()
-    assert answers == [Answer(0, ("done",))] * 12
+    assert answers == [ControlReply(0, ("done",))] * 12
 
 
 async def test_without_descriptors_it_goes_on_later(
@@ -295,9 +300,9 @@ def test_whatever_is_sent(parts: list[bytes], leaves: str) -> None:
     """
     asked: list[bool] = []
 
-    async def tell(_: Any, *, loudly: bool = False) -> Answer:
+    async def tell(_: Any, *, loudly: bool = False) -> ControlReply:
         asked.append(loudly)
-        return Answer(0)
+        return ControlReply(0)
 
     async def converse() -> bytes:
         ours, theirs = socket.socketpair()
@@ -321,7 +326,7 @@ def test_whatever_is_sent(parts: list[bytes], leaves: str) -> None:
     with structlog.testing.capture_logs() as log:
         said = trio.run(converse, clock=trio.testing.MockClock(autojump_threshold=0))
     lines = [json.loads(line) for line in said.splitlines()]
-    assert {line["event"] for line in log} <= {"control.asked"}
+    assert {line["event"] for line in log} <= {"control.accepted"}
     assert len(lines) <= 2
     assert all(isinstance(line, dict) for line in lines)
     assert len(asked) == len(log) <= 1
@@ -335,10 +340,10 @@ def test_no_daemon(tmp_path: Path) -> None:
     """No file, or one that nobody serves: said at once, with the path."""
     path = tmp_path / "s"
     with pytest.raises(NoDaemon, match=f"there is no {path}"):
-        ask(path, Request("tell"))
+        send_request(path, ControlRequest("tell"))
     open_control(path).close()
     with pytest.raises(NoDaemon, match=f"nobody serves {path}"):
-        ask(path, Request("tell"))
+        send_request(path, ControlRequest("tell"))
 
 
 @pytest.mark.parametrize("queue", ["empty", "full"])
@@ -354,13 +359,13 @@ def test_a_daemon_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             kept.listen(0)
             other.connect(str(path))
         with pytest.raises(NoDaemon, match=r"no daemon answers at .* within 0.3 s"):
-            ask(path, Request("tell"))
+            send_request(path, ControlRequest("tell"))
 
 
 async def test_a_daemon_that_takes_long(desk: Desk) -> None:
     """After the acknowledgement the answer has a time of its own, and its end is told."""
     with pytest.raises(NotDone, match=r"no word of its end within 0.05 s: the daemon goes on"):
-        await trio.to_thread.run_sync(ask, desk.path, Request("wait"), 0.05)
+        await trio.to_thread.run_sync(send_request, desk.path, ControlRequest("wait"), 0.05)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +390,9 @@ async def test_answers_of_another_version(
 
     async def asks() -> None:
         try:
-            outcome.append(await trio.to_thread.run_sync(ask, path, Request("tell")))
+            outcome.append(
+                await trio.to_thread.run_sync(send_request, path, ControlRequest("tell"))
+            )
         except (NoDaemon, NotDone) as raised:
             outcome.append(raised)
 
@@ -396,7 +403,7 @@ async def test_answers_of_another_version(
             if said:
                 await stream.send_all(said)
     if error is None:
-        assert outcome == [Answer(0)]
+        assert outcome == [ControlReply(0)]
     else:
         with pytest.raises(error, match=why):
             raise outcome[0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.core.queue.backoff import SHORTEST, Backoff
+from reconciled.core.queue.backoff import MIN_JITTER_SHARE, Backoff
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import key_of
 
@@ -23,7 +23,7 @@ def test_the_upper_end_doubles_up_to_the_cap() -> None:
 def test_a_delay_stays_between_its_minimum_and_the_cap(failures: int, seed: int) -> None:
     """However often a key failed, its delay is finite, above the minimum, below the cap."""
     backoff = Backoff(0.5, 300.0)
-    assert 0.5 * SHORTEST <= backoff.delay(failures, Random(seed)) <= 300.0
+    assert 0.5 * MIN_JITTER_SHARE <= backoff.delay(failures, Random(seed)) <= 300.0
 
 
 @pytest.mark.parametrize(("initial", "maximum"), [(0, 1), (-1, 1), (2, 1), (1, float("inf"))])
@@ -50,12 +50,12 @@ def test_keys_that_fail_together_come_back_apart(failures: int) -> None:
         assert len(delays) == 500
         now += 1000.0
     longest = backoff.longest(failures)
-    assert SHORTEST * longest <= min(delays)
+    assert MIN_JITTER_SHARE * longest <= min(delays)
     assert max(delays) <= longest
-    span = longest * (1 - SHORTEST)
+    span = longest * (1 - MIN_JITTER_SHARE)
     shares = [0] * 10
     for delay in delays:
-        shares[min(9, int((delay - SHORTEST * longest) / span * 10))] += 1
+        shares[min(9, int((delay - MIN_JITTER_SHARE * longest) / span * 10))] += 1
     assert max(shares) < 100
     assert min(shares) > 20
     assert len(set(delays)) > 490

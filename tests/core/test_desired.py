@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from reconciled.core.desired import Changes, Desired
+from reconciled.core.desired import Changes, DesiredState
 from reconciled.core.problems import Problem
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
@@ -36,8 +36,8 @@ def part(*names: str | Manifest, problems: tuple[Problem, ...] = ()) -> Snapshot
     return attrs.evolve(whole(*names), complete=False, problems=problems)
 
 
-def desired(*sources: str, owned: tuple[str, ...] = (), **guard: Any) -> Desired:
-    return Desired("site", "Exec", sources, RemovalGuard(**guard), keys(*owned))
+def desired(*sources: str, owned: tuple[str, ...] = (), **guard: Any) -> DesiredState:
+    return DesiredState("site", "Exec", sources, RemovalGuard(**guard), keys(*owned))
 
 
 def keys(*names: str) -> tuple[Key, ...]:
@@ -59,7 +59,7 @@ def test_other_kinds_are_left_and_named() -> None:
     state = desired("d")
     other = manifest("x", kind="File", file="x.yaml")
     assert state.apply("d", whole("a", other), 0.0).added == keys("a")
-    assert state.foreign == {"File": Origin("x.yaml")}
+    assert state.unmanaged == {"File": Origin("x.yaml")}
 
 
 def test_what_was_declared_and_is_not_is_removed() -> None:
@@ -121,7 +121,7 @@ def test_a_key_that_moves_between_sources_stays() -> None:
 def test_a_controller_without_declaring_sources_never_removes() -> None:
     """Timers alone say nothing about what is declared."""
     state = desired(owned=("a",))
-    assert state.permit(keys("a"), 0.0) == Changes(kept=keys("a"))
+    assert state.approve(keys("a"), 0.0) == Changes(kept=keys("a"))
     assert not state.complete
 
 
@@ -155,7 +155,7 @@ def test_many_removals_are_held_until_permitted() -> None:
     assert changes.removed == ()
     assert changes.held is not None
     assert changes.held.keys == keys(*names)
-    permitted = state.permit(changes.held.keys, 2.0)
+    permitted = state.approve(changes.held.keys, 2.0)
     assert permitted == Changes(removed=keys(*names), released=keys(*names))
 
 
@@ -167,7 +167,7 @@ def test_held_removals_disappear_when_declared_again() -> None:
     assert changes.added == changes.released == keys("a", "b", "c", "d")
     assert changes.held is not None
     assert changes.held.keys == keys("e")
-    assert changes.returned == ()
+    assert changes.redeclared == ()
 
 
 def test_declared_again_while_a_source_is_incomplete() -> None:
@@ -176,7 +176,7 @@ def test_declared_again_while_a_source_is_incomplete() -> None:
     state = desired("d", owned=names)
     state.apply("d", whole(), 0.0)
     assert state.apply("d", part(), 1.0).held is not None
-    assert state.permit(keys(*names), 2.0).removed == ()
+    assert state.approve(keys(*names), 2.0).removed == ()
     assert state.apply("d", part("a"), 3.0).released == keys("a")
     state.apply("d", part(), 4.0)
     changes = state.apply("d", whole(), 5.0)
@@ -197,7 +197,7 @@ def test_a_permit_given_while_down_waits_for_a_complete_list() -> None:
     """A permit that comes before the first snapshot acts at the first complete one."""
     names = ("a", "b", "c", "d", "e")
     state = desired("d", owned=names)
-    assert state.permit(keys(*names), 0.0).removed == ()
+    assert state.approve(keys(*names), 0.0).removed == ()
     assert state.apply("d", Unavailable("gone"), 1.0).removed == ()
     assert state.apply("d", whole(), 2.0).removed == keys(*names)
 
@@ -206,12 +206,12 @@ def test_declared_again_during_its_removal() -> None:
     """The removal ends first, then the key runs again; it is not removed a second time."""
     state = desired("d", owned=("a",))
     assert state.apply("d", whole(), 0.0).removed == keys("a")
-    assert state.apply("d", whole("a"), 1.0) == Changes(added=keys("a"), returned=keys("a"))
+    assert state.apply("d", whole("a"), 1.0) == Changes(added=keys("a"), redeclared=keys("a"))
     assert state.apply("d", whole(), 2.0).removed == ()
-    assert state.apply("d", whole("a"), 3.0).returned == keys("a")
-    assert state.removal_ended(keys("a")[0])
+    assert state.apply("d", whole("a"), 3.0).redeclared == keys("a")
+    assert state.finish_removal(keys("a")[0])
     assert state.apply("d", whole(), 4.0).removed == keys("a")
-    assert not state.removal_ended(keys("a")[0])
+    assert not state.finish_removal(keys("a")[0])
     assert state.owned == frozenset()
 
 
@@ -292,7 +292,7 @@ class Model(RuleBasedStateMachine):
         assert held is not None
         chosen = held.keys[: round(share * len(held.keys))]
         self.permitted |= set(chosen)
-        changes = self.state.permit(chosen, self.now)
+        changes = self.state.approve(chosen, self.now)
         if all(self.known.values()):
             assert set(changes.removed) == set(chosen)
         self.settle(changes)
@@ -303,7 +303,7 @@ class Model(RuleBasedStateMachine):
         """One removal has ended."""
         key = data.draw(st.sampled_from(sorted(self.removing)))
         self.removing.discard(key)
-        assert self.state.removal_ended(key) == (key in self.state.manifests)
+        assert self.state.finish_removal(key) == (key in self.state.manifests)
 
     @invariant()
     def equals_a_fresh_list(self) -> None:

@@ -12,8 +12,8 @@ from reconciled.core.folding import (
     CHANGES,
     INTERVALS,
     Emit,
-    Folder,
     Line,
+    RepeatFilter,
     Suppress,
 )
 
@@ -28,7 +28,7 @@ def note(subject: str, key: str | None = None) -> Line:
 
 def test_r1_ten_thousand_equal_errors() -> None:
     """R1: of 10,000 equal errors in 10,000 s the first comes at once, then counted summaries."""
-    folder = Folder()
+    folder = RepeatFilter()
     shown: list[tuple[float, int]] = []
     for second in range(10_000):
         now = float(second)
@@ -47,14 +47,14 @@ def test_r1_ten_thousand_equal_errors() -> None:
 
 def test_r1_a_poll_slower_than_the_first_interval() -> None:
     """R1: an unchanged fault polled each 30 s for two hours gives a handful of lines, not 240."""
-    folder = Folder()
+    folder = RepeatFilter()
     shown = sum(isinstance(folder.admit(fault(), 30.0 * n), Emit) for n in range(240))
     assert shown <= 8
 
 
 def test_a_change_comes_at_once_after_the_count_of_what_was() -> None:
     """Another reason is shown at once, and before it what was counted of the one before."""
-    folder = Folder()
+    folder = RepeatFilter()
     folder.admit(fault("refused"), 0)
     for second in range(1, 6):
         assert isinstance(folder.admit(fault("refused"), second), Suppress)
@@ -69,7 +69,7 @@ def test_a_change_comes_at_once_after_the_count_of_what_was() -> None:
 
 def test_a_fault_that_always_differs_is_folded_too() -> None:
     """Reasons that never repeat use up the credit; later changes are counted as changes."""
-    folder = Folder()
+    folder = RepeatFilter()
     verdicts = [folder.admit(fault(f"request {n}"), n / 1000) for n in range(1000)]
     assert sum(isinstance(verdict, Emit) for verdict in verdicts) == 1 + CHANGES
     (summary,) = folder.flush_due(11)
@@ -79,7 +79,7 @@ def test_a_fault_that_always_differs_is_folded_too() -> None:
 
 def test_credit_for_changes_comes_back() -> None:
     """A change that comes after a quiet time is told at once even after a flood of them."""
-    folder = Folder()
+    folder = RepeatFilter()
     for n in range(100):
         folder.admit(fault(f"request {n}"), 0)
     assert isinstance(folder.admit(fault("later"), CHANGE_REFILL), Emit)
@@ -87,56 +87,56 @@ def test_credit_for_changes_comes_back() -> None:
 
 def test_recovery_is_announced_once() -> None:
     """R1: the recovery of a told fault is announced once, with the lines not yet counted."""
-    folder = Folder()
+    folder = RepeatFilter()
     folder.admit(fault(), 5)
     folder.admit(fault(), 6)
-    (recovery,) = folder.recovered("site/a", 7)
+    (recovery,) = folder.mark_recovered("site/a", 7)
     assert (recovery.line.event, recovery.since, recovery.repeated) == ("run.failed", 5, 1)
-    assert folder.recovered("site/a", 8) == []
-    assert folder.recovered("site/b", 8) == []
+    assert folder.mark_recovered("site/a", 8) == []
+    assert folder.mark_recovered("site/b", 8) == []
 
 
 def test_notes_do_not_recover() -> None:
     """Only warnings and errors are faults that can end."""
-    folder = Folder()
+    folder = RepeatFilter()
     folder.admit(note("x", key="site/a"), 0)
-    assert folder.recovered("site/a", 1) == []
+    assert folder.mark_recovered("site/a", 1) == []
 
 
 def test_a_new_fault_after_a_recovery_is_told_at_once() -> None:
     """Failed, well, failed again: three changes of state, three lines."""
-    folder = Folder()
+    folder = RepeatFilter()
     assert isinstance(folder.admit(fault(), 0), Emit)
-    assert len(folder.recovered("site/a", 1)) == 1
+    assert len(folder.mark_recovered("site/a", 1)) == 1
     assert isinstance(folder.admit(fault(), 2), Emit)
-    (recovery,) = folder.recovered("site/a", 3)
+    (recovery,) = folder.mark_recovered("site/a", 3)
     assert recovery.since == 2
 
 
 def test_flapping_is_folded() -> None:
     """A key that fails and recovers each second is told a few times, then counted."""
-    folder = Folder()
+    folder = RepeatFilter()
     lines = 0
     for n in range(1000):
         lines += isinstance(folder.admit(fault(), n), Emit)
-        lines += len(folder.recovered("site/a", n + 0.5))
+        lines += len(folder.mark_recovered("site/a", n + 0.5))
         lines += len(folder.flush_due(n + 0.9))
     assert lines < 40
 
 
 def test_a_summary_of_an_untold_fault_says_that_it_is_over() -> None:
     """A fault that came and went while changes were folded is summarised as ended."""
-    folder = Folder()
+    folder = RepeatFilter()
     for n in range(CHANGES + 2):
         folder.admit(fault(), n / 10)
-        folder.recovered("site/a", n / 10)
+        folder.mark_recovered("site/a", n / 10)
     (summary,) = folder.flush_due(60)
     assert summary.ended
 
 
 def test_summaries_come_without_further_lines() -> None:
     """What was counted is told when it is due even if no such line comes any more."""
-    folder = Folder()
+    folder = RepeatFilter()
     folder.admit(fault(), 0)
     folder.admit(fault(), 1)
     assert folder.flush_due(INTERVALS[0] - 0.1) == []
@@ -147,7 +147,7 @@ def test_summaries_come_without_further_lines() -> None:
 
 def test_state_leaves_with_the_key() -> None:
     """Invariant 14: nothing of a key is left after forget(), in either index."""
-    folder = Folder()
+    folder = RepeatFilter()
     for n in range(50):
         folder.admit(fault(key=f"site/{n}"), 0)
         folder.admit(note("x", key=f"site/{n}"), 0)
@@ -158,7 +158,7 @@ def test_state_leaves_with_the_key() -> None:
 
 def test_memory_is_bounded_and_counts_survive() -> None:
     """At capacity the longest unseen series goes, and what it had counted is still told."""
-    folder = Folder(capacity=10)
+    folder = RepeatFilter(capacity=10)
     folder.admit(fault(key="site/old"), 0)
     folder.admit(fault(key="site/old"), 0)
     for n in range(30):
@@ -170,12 +170,12 @@ def test_memory_is_bounded_and_counts_survive() -> None:
 
 def test_quiet_notes_expire_and_faults_stay() -> None:
     """A series of notes goes when it was idle; a fault is remembered until it recovers."""
-    folder = Folder()
+    folder = RepeatFilter()
     folder.admit(note("x"), 0)
     folder.admit(fault(), 0)
     folder.flush_due(100_000)
     assert len(folder._series) == 1
-    assert len(folder.recovered("site/a", 100_001)) == 1
+    assert len(folder.mark_recovered("site/a", 100_001)) == 1
 
 
 _STEPS = st.lists(
@@ -192,7 +192,7 @@ _STEPS = st.lists(
 @given(steps=_STEPS, capacity=st.integers(1, 4))
 def test_no_line_is_lost(steps: list[Any], capacity: int) -> None:
     """Invariant 4: lines shown + lines counted in summaries and recoveries = lines admitted."""
-    folder = Folder(capacity=capacity)
+    folder = RepeatFilter(capacity=capacity)
     now = 0.0
     admitted = told = 0
     for action, key, reason, wait in steps:
@@ -200,7 +200,7 @@ def test_no_line_is_lost(steps: list[Any], capacity: int) -> None:
         if action == "flush":
             told += sum(summary.repeated for summary in folder.flush_due(now))
         elif action == "recovered":
-            told += sum(recovery.repeated for recovery in folder.recovered(key, now))
+            told += sum(recovery.repeated for recovery in folder.mark_recovered(key, now))
         else:
             admitted += 1
             verdict = folder.admit(fault(reason, key), now)

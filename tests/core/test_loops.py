@@ -5,24 +5,24 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from reconciled.core.loops import LoopBegan, LoopDetector, LoopEnded, Ran, Verdict
+from reconciled.core.loops import LoopBegan, LoopDetector, LoopEnded, LoopVerdict, RunFacts
 from reconciled.core.resources import Key
 
 KEY = Key("site/a")
-SELF = Ran(acted=True, at_once=False, foreign=False, scheduled=False)
+SELF = RunFacts(acted=True, requeued=False, spec_changed=False, only_scheduled=False)
 QUIET = attrs.evolve(SELF, acted=False)
 
 
-def spin(detector: LoopDetector, now: float, runs: int, step: float = 0.1) -> list[Verdict]:
+def spin(detector: LoopDetector, now: float, runs: int, step: float = 0.1) -> list[LoopVerdict]:
     """Runs that count, from *now* on, *step* apart."""
-    return [detector.ran(KEY, now + step * turn, SELF) for turn in range(runs)]
+    return [detector.record_run(KEY, now + step * turn, SELF) for turn in range(runs)]
 
 
-@pytest.mark.parametrize("ran", [SELF, attrs.evolve(QUIET, at_once=True)])
-def test_a_loop_is_named_once(ran: Ran) -> None:
+@pytest.mark.parametrize("ran", [SELF, attrs.evolve(QUIET, requeued=True)])
+def test_a_loop_is_named_once(ran: RunFacts) -> None:
     """C11: the 20th run within a minute begins an episode; the further ones say nothing."""
     detector = LoopDetector()
-    verdicts = [detector.ran(KEY, turn * 2.0, ran) for turn in range(25)]
+    verdicts = [detector.record_run(KEY, turn * 2.0, ran) for turn in range(25)]
     assert [index for index, verdict in enumerate(verdicts) if verdict.notice] == [19]
     assert verdicts[19].notice == LoopBegan(KEY, 20, 38.0)
     assert detector.looping == (KEY,)
@@ -31,22 +31,22 @@ def test_a_loop_is_named_once(ran: Ran) -> None:
 def test_rests_double_up_to_half_a_window() -> None:
     """A looping key rests longer each time, but is still seen within a window."""
     verdicts = spin(LoopDetector(), 0.0, 27)
-    assert [verdict.rest for verdict in verdicts[18:]] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert [verdict.backoff for verdict in verdicts[18:]] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
 @pytest.mark.parametrize(
     "ran",
     [
         QUIET,
-        attrs.evolve(SELF, foreign=True),
-        attrs.evolve(SELF, scheduled=True),
-        attrs.evolve(SELF, at_once=True, foreign=True),
+        attrs.evolve(SELF, spec_changed=True),
+        attrs.evolve(SELF, only_scheduled=True),
+        attrs.evolve(SELF, requeued=True, spec_changed=True),
     ],
 )
-def test_runs_with_a_reason_never_count(ran: Ran) -> None:
+def test_runs_with_a_reason_never_count(ran: RunFacts) -> None:
     """Quiet runs, foreign changes and the schedule alone make no loop and leave no state."""
     detector = LoopDetector()
-    assert {detector.ran(KEY, turn * 0.01, ran) for turn in range(1000)} == {Verdict()}
+    assert {detector.record_run(KEY, turn * 0.01, ran) for turn in range(1000)} == {LoopVerdict()}
     assert len(detector) == 0
 
 
@@ -59,8 +59,8 @@ def test_a_foreign_change_ends_an_episode() -> None:
     """A changed spec ends the episode with a word, and counting begins anew."""
     detector = LoopDetector()
     spin(detector, 0.0, 21)
-    verdict = detector.ran(KEY, 5.0, attrs.evolve(SELF, foreign=True))
-    assert verdict == Verdict(0.0, LoopEnded(KEY, 21, 5.0, changed=True))
+    verdict = detector.record_run(KEY, 5.0, attrs.evolve(SELF, spec_changed=True))
+    assert verdict == LoopVerdict(0.0, LoopEnded(KEY, 21, 5.0, spec_changed=True))
     assert len(detector) == 0
     assert not any(verdict.notice for verdict in spin(detector, 6.0, 19))
 
@@ -69,9 +69,9 @@ def test_quiet_ends_an_episode() -> None:
     """A window without a counted run ends the episode, once, and takes all state away."""
     detector = LoopDetector()
     spin(detector, 0.0, 20, step=1.0)
-    assert detector.quiet(78.9) == []
-    assert detector.quiet(79.0) == [LoopEnded(KEY, 20, 79.0, changed=False)]
-    assert detector.quiet(1000.0) == []
+    assert detector.expire_quiet(78.9) == []
+    assert detector.expire_quiet(79.0) == [LoopEnded(KEY, 20, 79.0, spec_changed=False)]
+    assert detector.expire_quiet(1000.0) == []
     assert len(detector) == 0
 
 
@@ -79,19 +79,19 @@ def test_state_of_keys_that_acted_once_goes_away() -> None:
     """Invariant 14: what was counted leaves after a window, without a word."""
     detector = LoopDetector()
     for number in range(100):
-        detector.ran(Key(f"site/{number}"), float(number), SELF)
-    assert detector.quiet(120.0) == []
+        detector.record_run(Key(f"site/{number}"), float(number), SELF)
+    assert detector.expire_quiet(120.0) == []
     assert len(detector) == 39  # those that ran after 60.0
 
 
 def test_a_key_that_goes_on_hides_no_other() -> None:
     """A quiet key leaves although one that was seen before it goes on."""
     detector = LoopDetector()
-    detector.ran(KEY, 0.0, SELF)
-    spin_of_another = [detector.ran(Key("site/b"), turn * 1.0, SELF) for turn in range(20)]
+    detector.record_run(KEY, 0.0, SELF)
+    spin_of_another = [detector.record_run(Key("site/b"), turn * 1.0, SELF) for turn in range(20)]
     assert spin_of_another[-1].notice
-    detector.ran(KEY, 70.0, SELF)
-    assert [ended.key for ended in detector.quiet(80.0)] == ["site/b"]
+    detector.record_run(KEY, 70.0, SELF)
+    assert [ended.key for ended in detector.expire_quiet(80.0)] == ["site/b"]
     assert len(detector) == 1
 
 
@@ -102,4 +102,4 @@ def test_forget_drops_a_key() -> None:
     detector.forget(KEY)
     detector.forget(KEY)
     assert len(detector) == 0
-    assert detector.quiet(1e6) == []
+    assert detector.expire_quiet(1e6) == []

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.queue.counters import WAIT_BOUNDS
-from reconciled.core.queue.entry import CAUSES, Job, Priority, Standing
+from reconciled.core.queue.entry import MAX_CAUSES, Job, KeyState, Priority
 from reconciled.core.queue.fifo import AGEING
 from reconciled.core.queue.lane import Lane
 from reconciled.core.queue.queue import Unserved, WorkQueue
-from reconciled.core.queue.statistics import census
+from reconciled.core.queue.statistics import lane_statistics
 from reconciled.core.resources import Key, key_of
 
 A, B, C = (key_of("site", name) for name in "abc")
@@ -67,8 +67,8 @@ def test_causes_are_capped_and_counted(queue: WorkQueue, lane: Lane) -> None:
     for number in range(1000):
         lane.add(A, 0.0, f"event {number}")
     job = take(queue)
-    assert job.causes == tuple(f"event {number}" for number in range(CAUSES))
-    assert job.more_causes == 1000 - CAUSES
+    assert job.causes == tuple(f"event {number}" for number in range(MAX_CAUSES))
+    assert job.more_causes == 1000 - MAX_CAUSES
 
 
 def test_a_cause_during_a_run_leads_to_one_more(queue: WorkQueue, lane: Lane) -> None:
@@ -78,7 +78,7 @@ def test_a_cause_during_a_run_leads_to_one_more(queue: WorkQueue, lane: Lane) ->
     lane.add(A, 1.0, "second")
     lane.add(A, 1.0, "third")
     assert job.causes == ("first",)
-    assert job.pending
+    assert job.dirty
     assert queue.get(1.0) is None
     lane.done(job, 2.0)
     again = take(queue, 4.0)
@@ -299,14 +299,14 @@ def test_a_rest_holds_back_echoes_only(queue: WorkQueue, lane: Lane) -> None:
     lane.add(A, 0.0, "changed")
     job = take(queue)
     lane.add(A, 0.0, "own write", Priority.RESYNC)
-    lane.done(job, 0.0, rest=5.0)
+    lane.done(job, 0.0, backoff=5.0)
     assert queue.get(4.9) is None
     job = take(queue, 5.0)
     assert job.causes == ("own write",)
-    lane.done(job, 5.0, rest=5.0)
+    lane.done(job, 5.0, backoff=5.0)
     lane.add(A, 6.0, "asked", Priority.ASKED)
-    lane.done(take(queue, 6.0), 6.0, rest=5.0)
-    assert [entry.standing for entry in lane] == [Standing.RESTING]
+    lane.done(take(queue, 6.0), 6.0, backoff=5.0)
+    assert [entry.key_state for entry in lane] == [KeyState.THROTTLED]
     assert queue.get(11.0) is None
     assert len(lane) == 0
 
@@ -353,7 +353,7 @@ def test_a_later_wish_of_a_run_that_was_forgotten_or_interrupted(
         lane.add_at(A, 10.0, 0.0, "later")
         if ending is not None:
             ending(A)
-            lane.done(job, 0.0, rest=5.0)
+            lane.done(job, 0.0, backoff=5.0)
             assert len(lane) == 0
         else:
             lane.interrupted(job, 0.0)
@@ -364,7 +364,7 @@ def test_a_later_wish_of_a_run_that_was_forgotten_or_interrupted(
 def test_a_rest_does_not_bring_a_wish_forward(queue: WorkQueue, lane: Lane) -> None:
     """A wish that comes while only a gate is remembered is due at its own time."""
     lane.add(A, 0.0, "changed")
-    lane.done(take(queue), 0.0, rest=5.0)
+    lane.done(take(queue), 0.0, backoff=5.0)
     lane.add_at(A, 60.0, 0.0, "later")
     assert queue.get(59.0) is None
     assert take(queue, 60.0).causes == ("later",)
@@ -519,14 +519,14 @@ def test_a_census_tells_every_standing(queue: WorkQueue, lane: Lane) -> None:
     jobs = [take(queue, 10.0) for _ in range(5)]
     lane.failed(jobs[0], 11.0)
     lane.terminal(jobs[1], 11.0)
-    lane.done(jobs[2], 11.0, rest=9.0)
+    lane.done(jobs[2], 11.0, backoff=9.0)
     lane.add(jobs[3].key, 12.0, "dirty")
     lane.add_at(A, 99.0, 12.0, "x")
     lane.add(B, 13.0, "x")
-    told = census(lane, 20.0)
+    told = lane_statistics(lane, 20.0)
     assert (told.waiting, told.running, told.dirty, told.delayed) == (1, 2, 1, 1)
-    assert (told.retrying, told.terminal, told.resting) == (1, 1, 1)
-    assert (told.oldest, told.longest) == (7.0, 10.0)
+    assert (told.retrying, told.terminal, told.throttled) == (1, 1, 1)
+    assert (told.oldest_wait, told.longest_run) == (7.0, 10.0)
 
 
 def test_memory_of_known_keys(queue: WorkQueue, lane: Lane) -> None:

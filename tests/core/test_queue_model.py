@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reconciled.core.queue.backoff import Backoff
-from reconciled.core.queue.entry import CAUSES, Job, Priority
+from reconciled.core.queue.entry import MAX_CAUSES, Job, Priority
 from reconciled.core.queue.queue import WorkQueue
-from reconciled.core.queue.statistics import census
+from reconciled.core.queue.statistics import lane_statistics
 from reconciled.core.resources import Key, controller_of, key_of
 
 LANES = ("a", "b")
@@ -130,7 +130,7 @@ class Queue(RuleBasedStateMachine):
             assert self.may(job.key) <= self.now
             owed = {wish.cause for wish in self.wishes[job.key]}
             assert set(job.causes) <= owed | {"retry"}
-            assert len(job.causes) == len(set(job.causes)) <= CAUSES
+            assert len(job.causes) == len(set(job.causes)) <= MAX_CAUSES
             assert owed <= {*job.causes, "retry"} or job.more_causes
             self.wishes[job.key], self.gates[job.key] = [], 0.0
             self.jobs[job.key] = job
@@ -161,7 +161,7 @@ class Queue(RuleBasedStateMachine):
         cause = self.wish(job.key, Priority.RESYNC, self.now + delay) if known else "again"
         if known and rest:
             self.gates[job.key] = self.now + rest
-        job.lane.done_after(job, self.now, delay, cause, rest=rest)
+        job.lane.done_after(job, self.now, delay, cause, backoff=rest)
 
     @some_run
     @rule(number=numbers)
@@ -238,7 +238,7 @@ class Queue(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         """Depths and runs are what the model has; no key without a reason has state."""
         for name, lane in self.lanes.items():
-            told = census(lane, self.now)
+            told = lane_statistics(lane, self.now)
             assert told.waiting == lane.waiting >= 0
             assert told.running == lane.running == self.running(name)
             in_ring = lane.waiting > 0 and lane.running < lane.limit and not self.closed

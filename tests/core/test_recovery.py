@@ -23,10 +23,10 @@ from reconciled.core.recovery import (
     Step,
     StepKind,
     Wait,
-    commands_for,
+    check_max_recoveries,
     decide,
-    describe,
-    past_cap,
+    decision_fields,
+    resolve_commands,
 )
 
 DONE = Step("first", StepKind.IDEMPOTENT, done=True)
@@ -154,7 +154,7 @@ def test_a_removal_is_decided_by_the_policy(
 
 def test_a_recover_that_fails_is_a_hold() -> None:
     """A recover() that raised decides nothing: a person does, and is told why."""
-    broken = attrs.evolve(facts(seen=A, word=RollForward()), broken="KeyError: 'x'")
+    broken = attrs.evolve(facts(seen=A, word=RollForward()), recover_error="KeyError: 'x'")
     decided = decide(operation(), broken)
     assert isinstance(decided, Hold)
     assert "KeyError: 'x'" in decided.reason
@@ -165,7 +165,7 @@ def test_a_recover_that_fails_is_a_hold() -> None:
 )
 def test_c02_the_cap(recoveries: int, cap: int, held: bool) -> None:  # noqa: FBT001 - a column
     """So many attempts without a word of their own, and no more, are made."""
-    hold = past_cap(recoveries, cap)
+    hold = check_max_recoveries(recoveries, cap)
     assert (hold is not None) == held
     assert hold is None or hold.by_cap
 
@@ -188,20 +188,20 @@ def test_a_wait_is_as_long_as_the_retry() -> None:
 
 def test_commands_offer_what_can_be_done() -> None:
     """The commands of a hold name the operation; going back is among them where it is possible."""
-    options = [command.split()[4] for command in commands_for("ID", can_undo=True)]
+    options = [command.split()[4] for command in resolve_commands("ID", can_undo=True)]
     assert options == ["--complete", "--forward", "--back", "--abandon"]
-    assert "--back" not in " ".join(commands_for("ID", can_undo=False))
+    assert "--back" not in " ".join(resolve_commands("ID", can_undo=False))
 
 
 def test_a_log_line_describes_a_decision() -> None:
     """A decision is described by its name and what it rests on, and nothing that is empty."""
-    assert describe(Wait(3.0, "busy")) == {
+    assert decision_fields(Wait(3.0, "busy")) == {
         "decision": "Wait", "reason": "busy", "again_in": "3s",
     }  # fmt: skip
-    assert describe(Hold("look", "seen")) == {
+    assert decision_fields(Hold("look", "seen")) == {
         "decision": "Hold", "reason": "look", "evidence": "seen",
     }  # fmt: skip
-    assert describe(Complete()) == {"decision": "Complete"}
+    assert decision_fields(Complete()) == {"decision": "Complete"}
 
 
 names = st.sampled_from(["a", "b", "c"])

@@ -58,7 +58,7 @@ def test_held_keys_stay_held() -> None:
     guard = RemovalGuard()
     guard.decide(some(0, 6), some(0, 6), now=0.0)
     assert guard.decide(some(0, 6), OWNED, now=WINDOW * 2) == frozenset()
-    guard.declared(some(0, 4))
+    guard.release(some(0, 4))
     assert guard.decide(some(4, 6), OWNED, now=WINDOW * 3) == frozenset()
     assert guard.held == HeldRemovals((KEYS[4], KEYS[5]), 20, 0.0)
 
@@ -68,10 +68,10 @@ def test_a_permit_is_for_exactly_its_keys() -> None:
     guard = RemovalGuard()
     guard.decide(some(0, 6), some(0, 8), now=0.0)
     assert guard.held is not None
-    guard.permit(guard.held.keys)
+    guard.approve(guard.held.keys)
     assert guard.decide(some(0, 8), some(0, 8), now=1.0) == some(0, 6)
     assert guard.held == HeldRemovals((KEYS[6], KEYS[7]), 8, 1.0)
-    guard.permit(guard.held.keys)
+    guard.approve(guard.held.keys)
     assert guard.decide(some(6, 8), some(6, 8), now=2.0) == some(6, 8)
     assert guard.held is None
 
@@ -79,20 +79,20 @@ def test_a_permit_is_for_exactly_its_keys() -> None:
 def test_a_permit_counts_once() -> None:
     """A key that was permitted, removed, declared and deleted again is judged again."""
     guard = RemovalGuard()
-    guard.permit(some(0, 6))
+    guard.approve(some(0, 6))
     assert guard.decide(some(0, 6), some(0, 6), now=0.0) == some(0, 6)
-    guard.declared(some(0, 6))
+    guard.release(some(0, 6))
     assert guard.decide(some(0, 6), some(0, 6), now=1.0) == frozenset()
 
 
 def test_a_permit_lapses_with_its_reason() -> None:
     """Declared again, or not to be removed at the next decision: the permit is used up."""
     guard = RemovalGuard()
-    guard.permit(some(0, 6))
-    guard.declared(some(0, 6))
+    guard.approve(some(0, 6))
+    guard.release(some(0, 6))
     assert guard.decide(some(0, 6), some(0, 6), now=0.0) == frozenset()
     guard = RemovalGuard()
-    guard.permit(some(0, 6))
+    guard.approve(some(0, 6))
     guard.decide(frozenset(), some(0, 6), now=0.0)
     assert guard.decide(some(0, 6), some(0, 6), now=1.0) == frozenset()
 
@@ -100,7 +100,7 @@ def test_a_permit_lapses_with_its_reason() -> None:
 def test_a_decision_is_not_held_against_the_next_deletion() -> None:
     """Permitted removals count along neither as removals nor as owned."""
     guard = RemovalGuard()
-    guard.permit(some(0, 10))
+    guard.approve(some(0, 10))
     assert guard.decide(some(0, 10), OWNED, now=0.0) == some(0, 10)
     assert guard.decide(some(10, 11), some(10, 20), now=1.0) == some(10, 11)
 

@@ -30,8 +30,8 @@ def test_an_interval_keeps_to_its_grid() -> None:
 def test_missed_grid_points_are_one_tick() -> None:
     """After a pause over several grid points the next tick is the first one to come."""
     every = Every(600)
-    assert every.turn_after(1000.0, 1, 1600.0) == 2
-    assert every.turn_after(1000.0, 1, 1000.0 + 5 * 600 + 1) == 6
+    assert every.next_tick(1000.0, 1, 1600.0) == 2
+    assert every.next_tick(1000.0, 1, 1000.0 + 5 * 600 + 1) == 6
 
 
 @given(
@@ -46,7 +46,7 @@ def test_a_tick_never_comes_twice(
 ) -> None:
     """The tick after one that came on time is the next one, whatever the rounding."""
     every = Every(interval, jitter)
-    assert every.turn_after(began, turn, every.due(began, turn, chance)) == turn + 1
+    assert every.next_tick(began, turn, every.due(began, turn, chance)) == turn + 1
 
 
 @pytest.mark.parametrize(("interval", "jitter"), [(0, 0.1), (-1, 0), (60, 1.0), (60, -0.1)])

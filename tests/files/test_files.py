@@ -466,7 +466,7 @@ async def test_removal_takes_only_known_content(tmp_path: Path) -> None:
     """What somebody else wrote, or a file that is no file, stays."""
     file = tmp_path / "file"
     file.write_text("theirs")
-    assert await remove_file(str(file), [digest_of(b"ours")]) is Removed.FOREIGN
+    assert await remove_file(str(file), [digest_of(b"ours")]) is Removed.UNMANAGED
     assert file.read_text() == "theirs"
     assert await remove_file(str(file), [digest_of(b"ours"), digest_of(b"theirs")]) is (
         Removed.REMOVED
@@ -474,7 +474,7 @@ async def test_removal_takes_only_known_content(tmp_path: Path) -> None:
     assert await remove_file(str(file), []) is Removed.ABSENT
     assert await remove_file(str(tmp_path / "no" / "file"), []) is Removed.ABSENT
     file.symlink_to("elsewhere")
-    assert await remove_file(str(file), []) is Removed.FOREIGN
+    assert await remove_file(str(file), []) is Removed.UNMANAGED
 
 
 CHILD = """

@@ -10,13 +10,13 @@ import attrs
 import trio
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.host_identity import Machine
-from reconciled.journal.operation_log import DurableOperations
-from reconciled.journal.operation_record import Ending, Hold, OperationRecord, Owned
+from reconciled.journal.host_identity import HostIdentity
+from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_record import AppliedSpec, Ending, Hold, OperationRecord
 from reconciled.journal.sqlite.schema import FILE
 from reconciled.journal.sqlite.store import Store
 
-HERE = Machine("boot", "machine")
+HERE = HostIdentity("boot", "machine")
 LOG = f"{FILE}-wal"
 
 
@@ -52,7 +52,7 @@ def fill(state: Path, image: Path, *, rounds: int, killed: bool = True) -> list[
 async def _fill(state: Path, image: Path, rounds: int, killed: bool) -> list[Content]:  # noqa: FBT001
     seen: list[Content] = []
     store = Store.open(state, now=lambda: 12.5)
-    operations = DurableOperations.over(store, machine=HERE, now=lambda: 12.5)
+    operations = OperationJournal.load(store, identity=HERE, now=lambda: 12.5)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         for number in range(rounds):
@@ -66,17 +66,17 @@ async def _fill(state: Path, image: Path, rounds: int, killed: bool) -> list[Con
     return seen
 
 
-async def _work(store: Store, operations: DurableOperations, number: int) -> Any:
+async def _work(store: Store, operations: OperationJournal, number: int) -> Any:
     """One operation that goes wrong, one that ends, and what they own; a commit at each yield."""
     key = Key(f"a/x{number}")
-    owned = Owned("File", {"path": "/etc/x" * 20}, Fingerprint(f"{number:032x}"), "/etc")
-    record = await operations.begin(key, "apply", {"spec": "s" * 300}, owned=owned)
+    owned = AppliedSpec("File", {"path": "/etc/x" * 20}, Fingerprint(f"{number:032x}"), "/etc")
+    record = await operations.begin(key, "apply", {"spec": "s" * 300}, applied_spec=owned)
     yield
-    await operations.started(record.id, "one", "idempotent")
-    await operations.done(record.id, "one", "idempotent", {"n": number})
-    await operations.started(record.id, "two", "once")
+    await operations.record_step_started(record.id, "one", "idempotent")
+    await operations.record_step_done(record.id, "one", "idempotent", {"n": number})
+    await operations.record_step_started(record.id, "two", "once")
     yield
-    await operations.count(record.id)
+    await operations.count_recovery(record.id)
     yield
     await operations.hold(record.id, Hold("it was cut", "cut", "observed different", 12.5))
     yield

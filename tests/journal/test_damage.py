@@ -16,7 +16,7 @@ import trio
 from images import LOG, Content, content_of, copied, fill
 
 from reconciled.journal.sqlite import wal
-from reconciled.journal.sqlite.integrity import MARK
+from reconciled.journal.sqlite.integrity import MARKER
 from reconciled.journal.sqlite.schema import FILE, StoreTooNew
 from reconciled.journal.sqlite.store import Store
 
@@ -54,8 +54,8 @@ def opened(state: Path) -> tuple[Content, Store]:
     store.close()
     again = Store.open(state)
     assert content_of(again) == attrs.evolve(found, epoch=found.epoch + 1)
-    assert not again.condition.warning
-    assert not again.condition.damage
+    assert not again.integrity.warning
+    assert not again.integrity.damage
     again.close()
     return attrs.evolve(found, epoch=found.epoch - 1), store
 
@@ -65,7 +65,7 @@ def test_a_kill_loses_nothing(logged: tuple[Path, list[Content]], state: Path) -
     image, seen = logged
     found, store = opened(copied(image, state))
     assert found == seen[-1]
-    assert not store.condition.warning
+    assert not store.integrity.warning
     assert not store.degraded
 
 
@@ -76,10 +76,10 @@ def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
     """A torn tail is dropped with one warning; everything before it is there."""
     image, seen = logged
     content = (image / "store" / LOG).read_bytes()
-    whole = wal.walk(content)
-    before = wal.walk(content[: whole.end - 1]).end
+    whole = wal.scan(content)
+    before = wal.scan(content[: whole.end - 1]).end
     assert whole.end == len(content)
-    assert before < whole.end - wal.FRAME
+    assert before < whole.end - wal.FRAME_HEADER_SIZE
     # Each byte of what tells frames apart; of their pages each 61st, and the last ones.
     offsets = {*range(before, before + 64), *range(before, whole.end, 61)}
     offsets |= set(range(whole.end - 64, whole.end))
@@ -89,7 +89,7 @@ def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
             stream.truncate(offset)
         found, store = opened(harmed)
         assert found == seen[-2], offset
-        assert bool(store.condition.warning) == (offset > before), offset
+        assert bool(store.integrity.warning) == (offset > before), offset
 
 
 @pytest.mark.slow
@@ -97,14 +97,17 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
     """In the last transaction it is a torn tail, anywhere before it the store is set aside."""
     image, seen = logged
     content = (image / "store" / LOG).read_bytes()
-    whole = wal.walk(content)
-    last = wal.walk(content[: whole.end - 1]).end
+    whole = wal.scan(content)
+    last = wal.scan(content[: whole.end - 1]).end
     rng = random.Random(SEED)
     print("seed", SEED)
     offsets = [rng.randrange(len(content)) for _ in range(150)]
     offsets += [last + rng.randrange(whole.end - last) for _ in range(20)]
-    offsets += [*range(32), *range(wal.HEADER, wal.HEADER + wal.FRAME)]
-    offsets += [*range(last, last + wal.FRAME)]
+    offsets += [
+        *range(32),
+        *range(wal.WAL_HEADER_SIZE, wal.WAL_HEADER_SIZE + wal.FRAME_HEADER_SIZE),
+    ]
+    offsets += [*range(last, last + wal.FRAME_HEADER_SIZE)]
     for offset in offsets:
         harmed = copied(image, state)
         flipped = bytearray(content)
@@ -112,11 +115,11 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
         (harmed / "store" / LOG).write_bytes(flipped)
         found, store = opened(harmed)
         if offset < last:
-            assert store.condition.damage, offset
+            assert store.integrity.damage, offset
             assert store.degraded
         else:
             assert found == seen[-2], offset
-            assert store.condition.warning, offset
+            assert store.integrity.warning, offset
 
 
 def test_c04_a_second_kill_behind_a_torn_tail(
@@ -125,17 +128,17 @@ def test_c04_a_second_kill_behind_a_torn_tail(
     """What is left of a torn tail is never taken for a part of what was written after it."""
     image, seen = logged
     content = bytearray((image / "store" / LOG).read_bytes())
-    whole = wal.walk(bytes(content))
-    last = wal.walk(bytes(content[: whole.end - 1])).end
-    assert whole.end - last > 2 * (wal.FRAME + 4096)
+    whole = wal.scan(bytes(content))
+    last = wal.scan(bytes(content[: whole.end - 1])).end
+    assert whole.end - last > 2 * (wal.FRAME_HEADER_SIZE + 4096)
     content[last + 100] ^= 1  # its first page did not get to the disk, its last ones did
     (copied(image, state) / "store" / LOG).write_bytes(content)
     store = Store.open(state)
-    assert store.condition.warning
+    assert store.integrity.warning
     shutil.copytree(state / "store", place / "second" / "store")
     store.close()
     found, again = opened(copied(place / "second", state))
-    assert again.condition.warning == again.condition.damage == ""
+    assert again.integrity.warning == again.integrity.damage == ""
     assert found.operations == seen[-2].operations
 
 
@@ -167,7 +170,7 @@ def test_c04_one_byte_flipped_in_the_database(place: Path, state: Path, *, kille
             continue
         found = content_of(store)
         store.close()
-        if store.condition.damage:
+        if store.integrity.damage:
             verdicts["damage"] += 1
             assert store.degraded
         else:
@@ -195,21 +198,21 @@ def test_c04_what_was_lost_is_damage(place: Path, state: Path, harm: str, says: 
     fill(made, image, rounds=1)
     store = copied(image, state) / "store"
     if harm.endswith("gone"):
-        (store / {"log": LOG, "database": FILE, "mark": MARK}[harm.split(maxsplit=1)[0]]).unlink()
+        (store / {"log": LOG, "database": FILE, "mark": MARKER}[harm.split(maxsplit=1)[0]]).unlink()
     elif harm == "mark harmed":
-        (store / MARK).write_bytes(b"open 1x\n")
+        (store / MARKER).write_bytes(b"open 1x\n")
     else:
         (store / {"log": LOG, "database": FILE}[harm.split(maxsplit=1)[0]]).write_bytes(b"")
     before = {each.name: each.read_bytes() for each in store.iterdir()}
     opened_ = Store.open(state)
-    assert says in opened_.condition.damage
-    aside = opened_.condition.aside
+    assert says in opened_.integrity.damage
+    aside = opened_.integrity.set_aside_path
     assert aside is not None
     assert content_of(opened_) == Content((), {}, "", 1)
     opened_.close()
     after = {each.name: each.read_bytes() for each in aside.iterdir()}
     assert {name: after[name] for name in before} == before
-    assert json.loads((aside / "damage.json").read_text())["damage"] == opened_.condition.damage
+    assert json.loads((aside / "damage.json").read_text())["damage"] == opened_.integrity.damage
 
 
 def test_an_older_copy_of_a_closed_store_is_damage(place: Path, state: Path) -> None:
@@ -220,7 +223,7 @@ def test_an_older_copy_of_a_closed_store_is_damage(place: Path, state: Path) -> 
     copied(place / "second", state)
     shutil.copyfile(place / "first" / "store" / FILE, state / "store" / FILE)
     store = Store.open(state)
-    assert "the database knows of closing 1, and 2 was" in store.condition.damage
+    assert "the database knows of closing 1, and 2 was" in store.integrity.damage
     store.close()
 
 
@@ -231,14 +234,14 @@ def test_a_fresh_store_stays_degraded_until_a_person_ends_it(place: Path, state:
     for _ in range(2):
         store = Store.open(state)
         assert store.degraded
-        assert "store.damaged-" in store.degraded_why
+        assert "store.damaged-" in store.degraded_reason
         store.close()
 
     async def settle() -> None:
         store = Store.open(state)
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
-            await store.end_degraded("root", "looked at it")
+            await store.clear_degraded("root", "looked at it")
             assert not store.degraded
             nursery.cancel_scope.cancel(reason="test")
 
@@ -266,7 +269,7 @@ def test_c04_a_kill_while_damage_is_set_aside(
     assert len(list(state.glob("store.damaged-*"))) == 1
     store = Store.open(state)
     assert store.degraded
-    assert not store.condition.damage
+    assert not store.integrity.damage
     store.close()
 
 
@@ -293,4 +296,4 @@ def test_c04_a_kill_at_each_write_of_an_opening(place: Path, state: Path) -> Non
     for point in range(points):
         found, store = opened(copied(images / str(point), state))
         assert (found.operations, found.applied) == (seen[-1].operations, seen[-1].applied), point
-        assert store.condition.warning == store.condition.damage == "", point
+        assert store.integrity.warning == store.integrity.damage == "", point

@@ -14,17 +14,17 @@ import trio.testing
 from images import HERE
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.host_identity import Machine
-from reconciled.journal.operation_log import DurableOperations, History
+from reconciled.journal.host_identity import HostIdentity
+from reconciled.journal.operation_log import HistoryLimits, OperationJournal
 from reconciled.journal.operation_record import (
+    AppliedSpec,
     Ending,
     Hold,
     NotJournaled,
-    OnceBegan,
-    OperationOpen,
+    OnceStepStarted,
+    OperationAlreadyOpen,
     OperationRecord,
     OperationUnknown,
-    Owned,
     Resolution,
     StepState,
 )
@@ -33,7 +33,7 @@ from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.journal.sqlite.store import Store
 
 KEY = Key("site/motd")
-OWNED = Owned("File", {"path": "/etc/motd"}, Fingerprint("f"), "/etc/x")
+OWNED = AppliedSpec("File", {"path": "/etc/motd"}, Fingerprint("f"), "/etc/x")
 HOLD = Hold("it was cut", "cut", "observed different", 9.0)
 
 
@@ -42,7 +42,7 @@ class Journal:
     """An open store with its operations; on_disk() is what a start would find."""
 
     store: Store
-    operations: DurableOperations
+    operations: OperationJournal
     state: Path
 
     def on_disk(self, operation: str) -> OperationRecord | None:
@@ -52,16 +52,20 @@ class Journal:
 
     def same(self) -> bool:
         """Whether memory and disk agree."""
-        return self.operations.open() == self.store.open_operations()
+        return self.operations.list_open() == self.store.open_operations()
 
 
 @asynccontextmanager
 async def journal(
-    state: Path, *, history: History | None = None, machine: Machine = HERE, run: bool = True
+    state: Path,
+    *,
+    history: HistoryLimits | None = None,
+    machine: HostIdentity = HERE,
+    run: bool = True,
 ) -> AsyncIterator[Journal]:
     """Open, run the writer, and close cleanly."""
     store = Store.open(state)
-    operations = DurableOperations.over(store, history=history, machine=machine)
+    operations = OperationJournal.load(store, history=history, identity=machine)
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(store.run)
@@ -74,22 +78,24 @@ async def test_three_steps_that_may_be_repeated_are_four_commits(tmp_path: Path)
     """begin, step 1, step 2, step 3 with the end: each step is durable before the next starts."""
     async with journal(tmp_path) as made:
         operations, store = made.operations, made.store
-        record = await operations.begin(KEY, "apply", {"spec": 1}, owned=OWNED)
+        record = await operations.begin(KEY, "apply", {"spec": 1}, applied_spec=OWNED)
         assert store.commits == 1
         for number, name in enumerate(("a", "b", "c")):
-            await operations.started(record.id, name, "idempotent")
+            await operations.record_step_started(record.id, name, "idempotent")
             assert store.commits == 1 + number
             on_disk = made.on_disk(record.id)
             assert on_disk is not None
             durable = [step.name for step in on_disk.steps if step.state is StepState.DONE]
             assert durable == ["a", "b", "c"][:number]
-            kept = await operations.done(record.id, name, "idempotent", {"n": (number,)})
+            kept = await operations.record_step_done(
+                record.id, name, "idempotent", {"n": (number,)}
+            )
             assert kept == {"n": [number]}
             assert store.commits == 1 + number
         await operations.end(record.id, Ending.DONE)
         assert store.commits == 4
-        assert operations.open() == []
-        (past,) = (await operations.past()).records
+        assert operations.list_open() == []
+        (past,) = (await operations.past_operations()).records
     assert [(step.name, step.data) for step in past.steps] == [
         ("a", {"n": [0]}),
         ("b", {"n": [1]}),
@@ -105,9 +111,9 @@ async def test_a_step_that_runs_once_is_durable_before_it_starts_and_when_it_is_
     async with journal(tmp_path) as made:
         operations = made.operations
         record = await operations.begin(KEY, "apply", {})
-        await operations.started(record.id, "a", "pure")
-        await operations.done(record.id, "a", "pure")
-        await operations.started(record.id, "b", "once")
+        await operations.record_step_started(record.id, "a", "pure")
+        await operations.record_step_done(record.id, "a", "pure")
+        await operations.record_step_started(record.id, "b", "once")
         assert made.store.commits == 2
         on_disk = made.on_disk(record.id)
         assert on_disk is not None
@@ -115,11 +121,11 @@ async def test_a_step_that_runs_once_is_durable_before_it_starts_and_when_it_is_
             ("a", StepState.DONE),
             ("b", StepState.STARTED),
         ]
-        await operations.done(record.id, "b", "once", 7)
+        await operations.record_step_done(record.id, "b", "once", 7)
         assert made.store.commits == 3
         assert made.same()
-        with pytest.raises(OnceBegan, match="its step b"):
-            await operations.restart(record.id)
+        with pytest.raises(OnceStepStarted, match="its step b"):
+            await operations.reset_steps(record.id)
 
 
 async def test_one_open_operation_a_key(tmp_path: Path) -> None:
@@ -128,14 +134,14 @@ async def test_one_open_operation_a_key(tmp_path: Path) -> None:
         operations = made.operations
         nursery.start_soon(operations.begin, KEY, "apply", {})
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(OperationOpen, match="has the open operation apply"):
+        with pytest.raises(OperationAlreadyOpen, match="has the open operation apply"):
             await operations.begin(KEY, "apply", {})
         await nursery.start(made.store.run)
         await trio.testing.wait_all_tasks_blocked()
-        while not operations.open():  # noqa: ASYNC110 - a thread brings it
+        while not operations.list_open():  # noqa: ASYNC110 - a thread brings it
             await trio.lowlevel.checkpoint()
-        (record,) = operations.open()
-        with pytest.raises(OperationOpen):
+        (record,) = operations.list_open()
+        with pytest.raises(OperationAlreadyOpen):
             await operations.begin(KEY, "apply", {})
         await operations.end(record.id, Ending.FAILED)
         await operations.begin(KEY, "apply", {})
@@ -145,10 +151,10 @@ async def test_one_open_operation_a_key(tmp_path: Path) -> None:
 async def test_what_a_key_owns_is_written_with_its_intent(tmp_path: Path) -> None:
     """One commit holds both, or neither of them."""
     async with journal(tmp_path) as made:
-        await made.operations.begin(KEY, "apply", {}, owned=OWNED)
+        await made.operations.begin(KEY, "apply", {}, applied_spec=OWNED)
         assert made.store.commits == 1
-        assert made.store.begun(KEY) == "f"
-        applied = await made.store.recall(KEY)
+        assert made.store.incomplete_fingerprint(KEY) == "f"
+        applied = await made.store.find_applied(KEY)
         assert applied is not None
         assert (applied.spec, applied.base, applied.complete) == (OWNED.spec, "/etc/x", False)
 
@@ -157,19 +163,19 @@ async def test_c02_a_recovery_is_counted_durably_and_forgotten_by_a_word(tmp_pat
     """count() raises attempt and recoveries on disk before it returns; by_itself() resets one."""
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
-    elsewhere = Machine("other boot", "other machine")
+    elsewhere = HostIdentity("other boot", "other machine")
     async with journal(tmp_path, machine=elsewhere) as made:
         operations = made.operations
-        found = operations.open_of(KEY)
+        found = operations.find_by_key(KEY)
         assert found == record
         assert (found.attempt, found.epoch, found.machine_id) == (1, 1, "machine")
         for recoveries in (1, 2):
-            counted = await operations.count(record.id)
+            counted = await operations.count_recovery(record.id)
             assert made.on_disk(record.id) == counted
             assert (counted.attempt, counted.recoveries) == (1 + recoveries, recoveries)
         assert (counted.epoch, counted.boot_id) == (2, "other boot")
-        await operations.by_itself(record.id)
-        assert (operations.open()[0].recoveries, operations.open()[0].attempt) == (0, 3)
+        await operations.record_own_outcome(record.id)
+        assert (operations.list_open()[0].recoveries, operations.list_open()[0].attempt) == (0, 3)
         assert made.same()
 
 
@@ -180,11 +186,11 @@ async def test_a_hold_stays_over_restarts_until_it_is_resolved(tmp_path: Path) -
         await made.operations.hold(record.id, HOLD)
     async with journal(tmp_path) as made:
         operations = made.operations
-        assert operations.open()[0].hold == HOLD
+        assert operations.list_open()[0].hold == HOLD
         before = made.store.commits
         await operations.resolve(record.id, Resolution.FORWARD, "root", "looked at it")
         assert made.store.commits == before + 1
-        (found,) = operations.open()
+        (found,) = operations.list_open()
         assert found.hold is None
         (note,) = found.notes
         assert (note.who, note.what, note.why) == ("root", "forward", "looked at it")
@@ -204,8 +210,8 @@ async def test_some_decisions_close(tmp_path: Path, decision: Resolution, ending
         before = made.store.commits
         await operations.resolve(record.id, decision, "root", "gone")
         assert made.store.commits == before + 1
-        assert operations.open_of(KEY) is None
-        (past,) = (await operations.past(prefix=record.id[:12])).records
+        assert operations.find_by_key(KEY) is None
+        (past,) = (await operations.past_operations(prefix=record.id[:12])).records
         assert (past.ending, past.hold, past.notes[0].why) == (ending, None, "gone")
 
 
@@ -214,14 +220,14 @@ async def test_a_compensation_closes_what_it_undoes_in_one_commit(tmp_path: Path
     async with journal(tmp_path) as made:
         operations = made.operations
         first = await operations.begin(KEY, "apply", {"spec": 1})
-        await operations.started(first.id, "a", "idempotent")
-        await operations.done(first.id, "a", "idempotent")
+        await operations.record_step_started(first.id, "a", "idempotent")
+        await operations.record_step_done(first.id, "a", "idempotent")
         before = made.store.commits
         second = await operations.begin(KEY, "undo apply", {"spec": 1}, undoes=first.id)
         assert made.store.commits == before + 1
-        assert operations.open() == [second]
-        assert operations.open_of(KEY) == second
-        (past,) = (await operations.past()).records
+        assert operations.list_open() == [second]
+        assert operations.find_by_key(KEY) == second
+        (past,) = (await operations.past_operations()).records
         assert (past.ending, past.undone_by) == (Ending.ROLLED_BACK, second.id)
         assert second.undoes == first.id
         assert past.steps[0].name == "a"
@@ -236,10 +242,10 @@ async def test_restart_forgets_the_steps(tmp_path: Path) -> None:
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
         for name in ("a", "b"):
-            await made.operations.started(record.id, name, "idempotent")
-            await made.operations.done(record.id, name, "idempotent")
-        await made.operations.restart(record.id)
-        assert made.operations.open()[0].steps == ()
+            await made.operations.record_step_started(record.id, name, "idempotent")
+            await made.operations.record_step_done(record.id, name, "idempotent")
+        await made.operations.reset_steps(record.id)
+        assert made.operations.list_open()[0].steps == ()
         assert made.same()
 
 
@@ -248,11 +254,11 @@ async def test_a_begin_that_was_cancelled_leaves_nothing_open(tmp_path: Path) ->
     async with journal(tmp_path, run=False) as made, trio.open_nursery() as nursery:
         with trio.move_on_after(0):
             await made.operations.begin(KEY, "apply", {})
-        assert made.operations.open_of(KEY) is not None
+        assert made.operations.find_by_key(KEY) is not None
         await nursery.start(made.store.run)
-        while made.operations.open_of(KEY) is not None:  # noqa: ASYNC110 - a thread brings it
+        while made.operations.find_by_key(KEY) is not None:  # noqa: ASYNC110 - a thread brings it
             await trio.lowlevel.checkpoint()
-        (past,) = (await made.operations.past()).records
+        (past,) = (await made.operations.past_operations()).records
         assert past.ending is Ending.ABANDONED
         assert made.same()
         nursery.cancel_scope.cancel(reason="test")
@@ -265,7 +271,7 @@ async def test_an_end_that_was_cancelled_is_pending_until_it_is_durable(tmp_path
         with trio.move_on_after(0):
             await made.operations.end(record.id, Ending.DONE)
         assert made.operations.pending == (record,)
-        with pytest.raises(OperationOpen):
+        with pytest.raises(OperationAlreadyOpen):
             await made.operations.begin(KEY, "apply", {})
         with pytest.raises(OperationUnknown):
             await made.operations.hold(record.id, HOLD)
@@ -280,7 +286,7 @@ async def test_a_closed_store_takes_no_intent(tmp_path: Path) -> None:
         pass
     with pytest.raises(NotJournaled, match="closed"):
         await made.operations.begin(KEY, "apply", {})
-    assert made.operations.open_of(KEY) is None
+    assert made.operations.find_by_key(KEY) is None
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
@@ -290,22 +296,22 @@ async def test_what_json_cannot_express_is_the_callers_error(tmp_path: Path, val
         with pytest.raises(TypeError):
             await made.operations.begin(KEY, "apply", value)
         record = await made.operations.begin(KEY, "apply", {})
-        await made.operations.started(record.id, "a", "once")
+        await made.operations.record_step_started(record.id, "a", "once")
         with pytest.raises(TypeError):
-            await made.operations.done(record.id, "a", "once", value)
+            await made.operations.record_step_done(record.id, "a", "once", value)
         assert made.same()
 
 
 async def test_the_history_is_bounded_without_commits_of_its_own(tmp_path: Path) -> None:
     """What ends takes the oldest past ones along, by number; the newest are kept."""
-    async with journal(tmp_path, history=History(operations=10)) as made:
+    async with journal(tmp_path, history=HistoryLimits(operations=10)) as made:
         ids = []
         for _ in range(30):
             record = await made.operations.begin(KEY, "apply", {})
             await made.operations.end(record.id, Ending.DONE)
             ids.append(record.id)
         assert made.store.commits == 60
-        kept = await made.operations.past(limit=1000)
+        kept = await made.operations.past_operations(limit=1000)
         assert [each.id for each in kept.records] == ids[:-11:-1]
 
 
@@ -313,8 +319,8 @@ async def test_what_ended_long_ago_goes(tmp_path: Path) -> None:
     """By age too, a few with each that ends, or by prune() in slices."""
     store = Store.open(tmp_path)
     time = 0.0
-    operations = DurableOperations.over(
-        store, history=History(age=100.0), machine=HERE, now=lambda: time
+    operations = OperationJournal.load(
+        store, history=HistoryLimits(age=100.0), identity=HERE, now=lambda: time
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -324,11 +330,11 @@ async def test_what_ended_long_ago_goes(tmp_path: Path) -> None:
         time = 101.0
         record = await operations.begin(KEY, "apply", {})
         await operations.end(record.id, Ending.DONE)
-        assert len((await operations.past()).records) == 17
-        assert await operations.prune(most=10) == 10
-        assert await operations.prune(most=10) == 6
-        assert await operations.prune(most=10) == 0
-        assert [each.id for each in (await operations.past()).records] == [record.id]
+        assert len((await operations.past_operations()).records) == 17
+        assert await operations.prune(limit=10) == 10
+        assert await operations.prune(limit=10) == 6
+        assert await operations.prune(limit=10) == 0
+        assert [each.id for each in (await operations.past_operations()).records] == [record.id]
         nursery.cancel_scope.cancel(reason="test")
 
 
@@ -341,7 +347,7 @@ async def test_a_past_row_that_was_harmed_is_left_out_and_counted(tmp_path: Path
         await made.store.write(
             lambda connection: connection.execute("UPDATE past SET ended = 0 WHERE seq = 1")
         )
-        past = await made.operations.past()
+        past = await made.operations.past_operations()
         assert ([each.id for each in past.records], past.damaged) == ([record.id], 1)
 
 
@@ -352,11 +358,11 @@ async def test_a_snapshot_shows_open_and_past_ones(tmp_path: Path) -> None:
         over = await operations.begin(KEY, "apply", {})
         await operations.end(over.id, Ending.FAILED, "no such user")
         held = await operations.begin(KEY, "apply", {})
-        await operations.started(held.id, "a", "once")
+        await operations.record_step_started(held.id, "a", "once")
         await operations.hold(held.id, HOLD)
         with open_snapshot(tmp_path) as connection:
             assert connection is not None
-            assert read_open(connection) == operations.open()
+            assert read_open(connection) == operations.list_open()
             (past,) = read_past(connection, 10).records
             assert read_past(connection, 10, over.id[:20]).records == (past,)
             assert read_past(connection, 10, "zz").records == ()
@@ -370,7 +376,7 @@ async def test_a_critical_part_is_noted_with_the_next_write(tmp_path: Path) -> N
         record = await made.operations.begin(KEY, "apply", {})
         made.operations.mark_critical(record.id)
         assert made.store.commits == 1
-        await made.operations.started(record.id, "a", "once")
+        await made.operations.record_step_started(record.id, "a", "once")
         found = made.on_disk(record.id)
         assert found is not None
         assert found.critical
@@ -381,10 +387,10 @@ async def test_the_history_keeps_no_long_inputs(tmp_path: Path) -> None:
     pinned = {"spec": {"content": "x" * 100_000}, "kind": "File", "fingerprint": "f"}
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", pinned)
-        await made.operations.started(record.id, "a", "once")
-        await made.operations.done(record.id, "a", "once", ["y" * 100_000])
+        await made.operations.record_step_started(record.id, "a", "once")
+        await made.operations.record_step_done(record.id, "a", "once", ["y" * 100_000])
         assert made.same()
         await made.operations.end(record.id, Ending.DONE)
-        (past,) = (await made.operations.past()).records
+        (past,) = (await made.operations.past_operations()).records
     assert past.pinned == {"kind": "File", "fingerprint": "f"}
     assert past.steps[0].data is None

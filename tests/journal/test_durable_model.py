@@ -20,13 +20,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from images import HERE, LOG
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import (
+    AppliedSpec,
     Ending,
     Hold,
-    OnceBegan,
-    OperationOpen,
-    Owned,
+    OnceStepStarted,
+    OperationAlreadyOpen,
     Resolution,
     StepState,
 )
@@ -93,8 +93,8 @@ class Journal(RuleBasedStateMachine):
 
     def _open(self) -> None:
         self.store = Store.open(self.state)
-        assert not self.store.condition.damage, self.store.condition
-        self.operations = DurableOperations.over(self.store, machine=HERE)
+        assert not self.store.integrity.damage, self.store.integrity
+        self.operations = OperationJournal.load(self.store, identity=HERE)
 
     def _run(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """One call with the writer at work for as long as it takes."""
@@ -128,7 +128,7 @@ class Journal(RuleBasedStateMachine):
         writer = self.store.writer
         while True:
             await writer._arrival.wait()
-            await writer._turn()
+            await writer._commit_batch()
 
     def _log(self) -> bytes:
         log = self.state / "store" / LOG
@@ -141,11 +141,11 @@ class Journal(RuleBasedStateMachine):
     def begin(self, key: Key, *, own: bool) -> None:
         """Open one, unless the key has one."""
         print_ = Fingerprint(f"{len(self.over)}{len(self.open_models)}{self.number}")
-        owned = Owned("File", {"a": 1}, print_, "/") if own else None
+        owned = AppliedSpec("File", {"a": 1}, print_, "/") if own else None
         taken = any(model.key == key for model in self.open_models.values())
         try:
             record = self._run(self.operations.begin, key, "apply", {"k": key}, owned=owned)
-        except OperationOpen:
+        except OperationAlreadyOpen:
             assert taken
             return
         assert not taken
@@ -163,7 +163,7 @@ class Journal(RuleBasedStateMachine):
         if name in model.steps:
             return
         flushes = bool(model.pending) or kind == "once"
-        self._run(self.operations.started, model.id, name, kind)
+        self._run(self.operations.record_step_started, model.id, name, kind)
         assert self.commits == flushes
         model.steps[name] = Step(kind, done=False)
         if flushes:
@@ -182,7 +182,7 @@ class Journal(RuleBasedStateMachine):
             return
         name = data.draw(st.sampled_from(started))
         step = model.steps[name]
-        self._run(self.operations.done, model.id, name, step.kind, value)
+        self._run(self.operations.record_step_done, model.id, name, step.kind, value)
         assert self.commits == (step.kind == "once")
         step.done, step.data = True, value
         model.unwritten.discard(name)
@@ -208,7 +208,7 @@ class Journal(RuleBasedStateMachine):
     def count(self, data: st.DataObject) -> None:
         """A recovery is counted."""
         model = self._pick(data)
-        self._run(self.operations.count, model.id)
+        self._run(self.operations.count_recovery, model.id)
         assert self.commits == 1
         model.attempt += 1
         model.recoveries += 1
@@ -236,8 +236,8 @@ class Journal(RuleBasedStateMachine):
         """All steps are forgotten, unless one was ONCE."""
         model = self._pick(data)
         try:
-            self._run(self.operations.restart, model.id)
-        except OnceBegan:
+            self._run(self.operations.reset_steps, model.id)
+        except OnceStepStarted:
             assert any(step.kind == "once" for step in model.steps.values())
             return
         assert not any(step.kind == "once" for step in model.steps.values())
@@ -279,7 +279,7 @@ class Journal(RuleBasedStateMachine):
         """A clean end loses what is pending of steps, and nothing else."""
         self.store.close()
         self._open()
-        assert not self.store.condition.warning
+        assert not self.store.integrity.warning
         self.undo = None
         self._forget_unwritten()
         self.compare()
@@ -290,8 +290,8 @@ class Journal(RuleBasedStateMachine):
         log = self._log()
         cut = len(log)
         if self.undo is not None and log[:32] == self.log_before[:32]:
-            begun = wal.walk(self.log_before).end
-            end = wal.walk(log).end
+            begun = wal.scan(self.log_before).end
+            end = wal.scan(log).end
             if begun < end == len(log):
                 cut = data.draw(st.integers(begun, end), label="cut")
         if cut < len(log):
@@ -326,13 +326,13 @@ class Journal(RuleBasedStateMachine):
 
     def compare(self) -> None:
         """Memory is as the model; the disk too, apart from what may be pending."""
-        assert {record.id for record in self.operations.open()} == set(self.open_models)
+        assert {record.id for record in self.operations.list_open()} == set(self.open_models)
         on_disk = {record.id: record for record in self.store.open_operations()}
         assert set(on_disk) == set(self.open_models)
         for model in self.open_models.values():
             record = self.operations.find(model.id)
             assert record is not None
-            assert self.operations.open_of(model.key) == record
+            assert self.operations.find_by_key(model.key) == record
             for found in (record, on_disk[model.id]):
                 assert (found.attempt, found.recoveries) == (model.attempt, model.recoveries)
                 assert (found.hold is not None) == model.held
@@ -347,7 +347,7 @@ class Journal(RuleBasedStateMachine):
                     assert (kept.state is StepState.DONE, kept.data) == (step.done, step.data)
         found_past = self._past()
         assert found_past == self.over
-        assert {key: self.store.begun(key) for key in self.owned} == self.owned
+        assert {key: self.store.incomplete_fingerprint(key) for key in self.owned} == self.owned
 
     def _past(self) -> dict[str, Ending]:
         from reconciled.journal.sqlite.rows import read_past

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.journal.sqlite.wal import FRAME, HEADER, Walk, walk
+from reconciled.journal.sqlite.wal import FRAME_HEADER_SIZE, WAL_HEADER_SIZE, WalScan, scan
 
-STEP = FRAME + 4096
+STEP = FRAME_HEADER_SIZE + 4096
 SEED = random.SystemRandom().randrange(1 << 32)
 
 
@@ -43,8 +43,8 @@ def rows(tmp_path: Path, database: bytes, log: bytes) -> int:
 
 def test_no_log_and_an_empty_one_hold_nothing() -> None:
     """They are whole; less than a header is torn."""
-    assert walk(b"") == Walk(end=0)
-    assert walk(b"x" * 31).torn
+    assert scan(b"") == WalScan(end=0)
+    assert scan(b"x" * 31).torn
 
 
 def test_transactions_are_counted(connection: sqlite3.Connection, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_transactions_are_counted(connection: sqlite3.Connection, tmp_path: Path
             connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
         connection.execute("INSERT INTO t VALUES (1)").close()
         connection.execute("COMMIT").close()
-    found = walk(log_of(tmp_path))
+    found = scan(log_of(tmp_path))
     assert (found.transactions, found.torn, found.damage) == (10, "", "")
     assert found.end == len(log_of(tmp_path))
 
@@ -72,7 +72,7 @@ def test_frames_of_the_log_before_are_no_tail(
         connection.execute("INSERT INTO t VALUES (1)").close()
         log = log_of(tmp_path)
         assert len(log) == size
-        found = walk(log)
+        found = scan(log)
         assert (found.transactions, found.torn, found.damage) == (count, "", "")
         assert found.end < size
 
@@ -85,7 +85,7 @@ def test_what_is_no_damage_is_what_sqlite_reads(
     for _ in range(12):
         connection.execute("INSERT INTO t VALUES (?)", ("x" * 1500,)).close()
     log = log_of(tmp_path)
-    whole = walk(log)
+    whole = scan(log)
     assert rows(tmp_path, database, log) == whole.transactions - 1 == 12
     rng = random.Random(SEED)
     print("seed", SEED)
@@ -93,7 +93,7 @@ def test_what_is_no_damage_is_what_sqlite_reads(
     for offset in [rng.randrange(len(log)) for _ in range(300)]:
         harmed = bytearray(log)
         harmed[offset] ^= 1 << rng.randrange(8)
-        found = walk(bytes(harmed))
+        found = scan(bytes(harmed))
         if found.damage:
             silent += 1
             continue
@@ -110,12 +110,12 @@ def test_a_tail_without_its_commit_is_torn(connection: sqlite3.Connection, tmp_p
         connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
     connection.execute("COMMIT").close()
     log = log_of(tmp_path)
-    before = walk(log[:-1]).end
+    before = scan(log[:-1]).end
     assert before < len(log) - STEP
-    found = walk(log[:-STEP])
+    found = scan(log[:-STEP])
     assert (found.end, found.damage) == (before, "")
     assert "no end" in found.torn
-    assert found.end >= HEADER
+    assert found.end >= WAL_HEADER_SIZE
 
 
 def test_a_flip_in_the_salts_is_no_frame_of_another_log(
@@ -125,10 +125,10 @@ def test_a_flip_in_the_salts_is_no_frame_of_another_log(
     connection.execute("INSERT INTO t VALUES (1)").close()
     log = log_of(tmp_path)
     last = len(log) - STEP
-    assert walk(log[:last]).end == last
+    assert scan(log[:last]).end == last
     for offset in range(last + 8, last + 16):
         harmed = bytearray(log)
         harmed[offset] ^= 1
-        found = walk(bytes(harmed))
+        found = scan(bytes(harmed))
         assert (found.end, found.damage) == (last, "")
         assert found.torn

@@ -21,7 +21,7 @@ async def test_a_running_daemons_store_is_read_and_untouched(tmp_path: Path) -> 
     store = Store.open(tmp_path)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        await store.remember(Key("site/a"), "File", {"x": 1}, PRINT, base="/", complete=True)
+        await store.record_applied(Key("site/a"), "File", {"x": 1}, PRINT, base="/", complete=True)
         before = {file.name: file.read_bytes() for file in (tmp_path / "store").iterdir()}
         with open_snapshot(tmp_path) as connection:
             assert connection is not None
@@ -50,7 +50,7 @@ def test_a_copy_that_was_written_into_is_made_again(
     file = tmp_path / "store" / FILE
     copies: list[int] = []
     changes = 2
-    read_log = snapshot._log
+    read_log = snapshot._read_wal
 
     def written_into(store: Path) -> bytes:
         copies.append(len(copies))

@@ -29,7 +29,7 @@ PRINT = fingerprint_of(SPEC)
 
 async def remember(store: Store, key: Key = KEY, *, complete: bool = True) -> None:
     """Remember the same spec for *key*."""
-    await store.remember(key, "File", SPEC, PRINT, base="/etc/x", complete=complete)
+    await store.record_applied(key, "File", SPEC, PRINT, base="/etc/x", complete=complete)
 
 
 async def end(nursery: trio.Nursery) -> None:
@@ -65,10 +65,10 @@ async def test_one_key_and_all_keys_are_recalled(tmp_path: Path) -> None:
         await nursery.start(store.run)
         await remember(store)
         await remember(store, Key("other/ns/x"))
-        found = await store.recall(KEY)
+        found = await store.find_applied(KEY)
         assert found is not None
         assert found.spec == SPEC
-        assert await store.recall(Key("site/none")) is None
+        assert await store.find_applied(Key("site/none")) is None
         assert read_all_applied(store.writer.connection) == {
             "other": store.applied("other"),
             "site": {KEY: found},
@@ -82,13 +82,13 @@ async def test_a_begun_spec_hides_the_one_before(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         await remember(store)
-        assert (store.fingerprint(KEY), store.begun(KEY)) == (PRINT, None)
+        assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (PRINT, None)
         await remember(store, complete=False)
-        assert (store.fingerprint(KEY), store.begun(KEY)) == (None, PRINT)
+        assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (None, PRINT)
         await remember(store)
-        assert (store.fingerprint(KEY), store.begun(KEY)) == (PRINT, None)
+        assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (PRINT, None)
         await store.forget(KEY)
-        assert (store.fingerprint(KEY), store.begun(KEY)) == (None, None)
+        assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (None, None)
         await end(nursery)
     again = Store.open(tmp_path)
     assert again.applied("site") == {}
@@ -103,7 +103,7 @@ def again_writable(store: Store) -> trio.Event:
         if not trouble:
             event.set()
 
-    store.writer.on_state = told
+    store.writer.on_writable_change = told
     return event
 
 
@@ -197,7 +197,7 @@ async def test_a_real_full_disk_fails_the_writes_that_do_not_fit(tmp_path: Path)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         with pytest.raises(WriteFailed, match="full"):
-            await store.remember(
+            await store.record_applied(
                 KEY, "File", {"content": "x" * 200_000}, PRINT, base="/", complete=True
             )
         assert store.all_keys() == set()
@@ -250,7 +250,7 @@ async def test_a_spec_beyond_json_fails_its_caller_only(tmp_path: Path) -> None:
     """What JSON cannot express is the caller's TypeError, before anything is queued."""
     store = Store.open(tmp_path)
     with pytest.raises(TypeError):
-        await store.remember(KEY, "File", {"x": object()}, PRINT, base="/", complete=True)
+        await store.record_applied(KEY, "File", {"x": object()}, PRINT, base="/", complete=True)
     assert store.writer.waiting == []
     store.close()
 
@@ -323,9 +323,9 @@ def test_what_is_no_database_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / schema.FILE).write_bytes(b"not a database" * 100)
     store = Store.open(tmp_path)
-    assert store.condition.damage == "it is no SQLite database"
-    assert store.condition.aside is not None
-    assert (store.condition.aside / schema.FILE).read_bytes() == b"not a database" * 100
+    assert store.integrity.damage == "it is no SQLite database"
+    assert store.integrity.set_aside_path is not None
+    assert (store.integrity.set_aside_path / schema.FILE).read_bytes() == b"not a database" * 100
     assert store.degraded
     store.close()
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending, NotJournaled
 from reconciled.journal.sqlite import writer
 from reconciled.journal.sqlite.reserve import Reserve
@@ -76,7 +76,7 @@ def test_c02_a_poison_pill_is_counted_before_it_kills(tmp_path: Path) -> None:
 def check(state: Path, said: list[list[str]]) -> None:
     """What was said to be durable is; nothing was damaged by our own doing."""
     store = Store.open(state)
-    assert not store.condition.damage, store.condition
+    assert not store.integrity.damage, store.integrity
     assert not store.degraded
     found = {record.id: record for record in store.open_operations()}
     rows = store.writer.connection.execute("SELECT id FROM past").fetchall()
@@ -88,7 +88,7 @@ def check(state: Path, said: list[list[str]]) -> None:
     assert events["begun"] <= found.keys() | over
     assert events["ended"] <= over
     for operation in events["started"] - over:
-        assert found[operation].once_began == "s"
+        assert found[operation].started_once_step == "s"
     for operation in events["done"] - over:
         assert found[operation].last_step == "s"
     store.close()
@@ -201,8 +201,8 @@ async def test_a_full_disk_refuses_intents_and_closes_what_is_open(
         if not trouble:
             writable.set()
 
-    store.writer.on_state = told
-    operations = DurableOperations.over(store)
+    store.writer.on_writable_change = told
+    operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         records = [await operations.begin(Key(f"a/{n}"), "apply", {}) for n in range(50)]
@@ -217,12 +217,12 @@ async def test_a_full_disk_refuses_intents_and_closes_what_is_open(
         assert "full" in refused
         with trio.fail_after(20):
             for record in records:
-                await operations.started(record.id, "s", "once")
+                await operations.record_step_started(record.id, "s", "once")
                 await operations.end(record.id, Ending.DONE)
         assert not (small / "reserve").exists()
         with pytest.raises(NotJournaled, match="full"):
             await operations.begin(Key("c/d"), "apply", {})
-        assert states == [store.unwritable]
+        assert states == [store.unwritable_reason]
         filler.unlink()
         with trio.fail_after(20):
             await writable.wait()
@@ -243,10 +243,10 @@ async def test_a_start_on_a_full_disk_uses_the_reserve(small: Path) -> None:
     store.close()
     filler = filled_up(small)
     store = Store.open(small)
-    assert store.unwritable
+    assert store.unwritable_reason
     writable = trio.Event()
-    store.writer.on_state = lambda trouble: None if trouble else writable.set()
-    operations = DurableOperations.over(store)
+    store.writer.on_writable_change = lambda trouble: None if trouble else writable.set()
+    operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         with pytest.raises(NotJournaled, match="no room is left"):
@@ -262,8 +262,8 @@ async def test_a_place_that_turns_read_only_refuses_and_recovers(small: Path) ->
     """A remount read-only in the middle: intents are refused, outcomes wait until it is over."""
     store = Store.open(small)
     writable = trio.Event()
-    store.writer.on_state = lambda trouble: None if trouble else writable.set()
-    operations = DurableOperations.over(store)
+    store.writer.on_writable_change = lambda trouble: None if trouble else writable.set()
+    operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         record = await operations.begin(Key("a/b"), "apply", {})
@@ -277,7 +277,7 @@ async def test_a_place_that_turns_read_only_refuses_and_recovers(small: Path) ->
         store.writer.connection.execute("PRAGMA query_only=OFF").close()
         with trio.fail_after(20):
             await writable.wait()
-        assert operations.open() == []
+        assert operations.list_open() == []
         nursery.cancel_scope.cancel(reason="test")
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import trio
 
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import DurableOperations
-from reconciled.journal.operation_record import Ending, NotJournaled, OperationOpen
+from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_record import Ending, NotJournaled, OperationAlreadyOpen
 from reconciled.journal.sqlite.schema import StoreUnusable
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.sqlite.writer import StoreClosed
@@ -25,17 +25,17 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def count_then_die(operations: DurableOperations) -> None:
+async def count_then_die(operations: OperationJournal) -> None:
     """A recovery that kills its process: it has to be counted before it runs (C02)."""
-    for record in operations.open():
-        counted = await operations.count(record.id)
+    for record in operations.list_open():
+        counted = await operations.count_recovery(record.id)
         say("counted", counted.attempt, counted.recoveries)
         os.kill(os.getpid(), signal.SIGKILL)
     await operations.begin(Key("a/poison"), "apply", {})
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def work(store: Store, operations: DurableOperations, rounds: int) -> None:
+async def work(store: Store, operations: OperationJournal, rounds: int) -> None:
     """Begin, step and end; whatever happens to the store, go on until every round is over."""
     number = 0
     while number < rounds:
@@ -45,13 +45,13 @@ async def work(store: Store, operations: DurableOperations, rounds: int) -> None
             say("refused", error)
             await trio.sleep(0.02)
             continue
-        except OperationOpen as error:  # from a start before
+        except OperationAlreadyOpen as error:  # from a start before
             record = error.record
         say("begun", record.id)
         if record.step("s") is None:
-            await operations.started(record.id, "s", "once")
+            await operations.record_step_started(record.id, "s", "once")
             say("started", record.id)
-            await operations.done(record.id, "s", "once", number)
+            await operations.record_step_done(record.id, "s", "once", number)
             say("done", record.id)
         await operations.end(record.id, Ending.DONE)
         say("ended", record.id)
@@ -66,8 +66,8 @@ async def main(state: Path, mode: str) -> None:
     except StoreUnusable as error:
         say("unusable", error)
         raise SystemExit(1) from error
-    store.writer.on_state = lambda trouble: say("state", trouble or "writable")
-    operations = DurableOperations.over(store)
+    store.writer.on_writable_change = lambda trouble: say("state", trouble or "writable")
+    operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         try:

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_receiver import Receiver, decoded
 
-from reconciled.observe.entries import JournalEntries, field_name, identifier_of
-from reconciled.observe.journald import open_journal
+from reconciled.observe.entries import JournaldRenderer, field_name, syslog_identifier
+from reconciled.observe.journald import open_journald
 from reconciled.observe.logs import Logs, configure
 from reconciled.observe.sink import Sink
 
@@ -42,7 +42,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 @pytest.fixture
 def sink(receiver: Receiver) -> Iterator[Sink]:
     """A sink that leads to the receiver and holds a hundred records."""
-    opened = open_journal({}, 2, insist=True, path=str(receiver.path))
+    opened = open_journald({}, 2, force=True, path=str(receiver.path))
     assert opened is not None
     sink = Sink(opened, announce, max_lines=100, datagrams=True)
     yield sink
@@ -134,7 +134,7 @@ plain_values = st.recursive(
 @given(fields=st.dictionaries(st.text(min_size=1), plain_values, max_size=6), event=st.text())
 def test_no_value_ends_its_field_or_begins_one(fields: dict[str, Any], event: str) -> None:
     """Whatever stands in values and names, the journal reads the fields that were meant."""
-    entry = decoded(JournalEntries()("", "info", event, fields))
+    entry = decoded(JournaldRenderer()("", "info", event, fields))
     assert entry["RECONCILED_EVENT"][0].encode() == event.encode("utf-8", "backslashreplace")
     told = {field_name(name) for name, value in fields.items() if value is not None}
     always = {"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "RECONCILED_EVENT"}
@@ -315,8 +315,8 @@ def test_every_record_is_written_waiting_or_dropped(
 def test_an_instance_has_a_name_of_its_own(directory: str | None, identifier: str) -> None:
     """Entries of an instance are found by ``journalctl -t`` as its standard error is."""
     environment = {"RUNTIME_DIRECTORY": directory} if directory else {}
-    assert identifier_of(environment) == identifier
-    entry = decoded(JournalEntries(identifier)("", "info", "a.b", {}))
+    assert syslog_identifier(environment) == identifier
+    entry = decoded(JournaldRenderer(identifier)("", "info", "a.b", {}))
     assert entry["SYSLOG_IDENTIFIER"] == [identifier]
 
 
@@ -376,7 +376,7 @@ def test_last_words_come_after_what_was_said_before(receiver: Receiver, logs: Lo
     """The end of a process keeps the order also where the journal was gone meanwhile."""
     receiver.close()
     logs.log.critical("daemon.crashed", reason="a fault")
-    assert logs.last_words("error", "stop.ended", exit_code=1)
+    assert logs.log_from_thread("error", "stop.ended", exit_code=1)
     receiver.open()
     logs.close()
     events = [entry["RECONCILED_EVENT"] for entry in receiver.entries()]

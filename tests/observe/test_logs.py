@@ -18,7 +18,7 @@ import structlog
 import trio
 import trio.testing
 
-from reconciled.core.folding import Emit, Folder, Line, Suppress
+from reconciled.core.folding import Emit, Line, RepeatFilter, Suppress
 from reconciled.observe.logs import Logs, configure
 
 
@@ -201,8 +201,8 @@ def test_r1_equal_errors_are_counted(make: Callable[..., Log]) -> None:
     for number in range(10_000):
         log.time[0] = 1000 + number * 0.01
         log.logs.log.error("run.failed", key="site/a", reason="refused", run=number)
-    log.logs.recovered("site/a")
-    log.logs.recovered("site/a")
+    log.logs.report_recovery("site/a")
+    log.logs.report_recovery("site/a")
     lines = log.lines()
     assert [line["event"] for line in lines] == ["run.failed"] * 3 + ["fault.recovered"]
     assert "repeated" not in lines[0]
@@ -267,7 +267,7 @@ def test_a_source_recovers(make: Callable[..., Log]) -> None:
     source = log.logs.log.bind(controller="site", source="directory x")
     for _ in range(3):
         source.warning("source.unavailable", reason="gone")
-    log.logs.recovered("site: directory x")
+    log.logs.report_recovery("site: directory x")
     told = [(line["event"], line.get("repeated")) for line in log.lines()]
     assert told == [("source.unavailable", None), ("fault.recovered", 2)]
     assert log.lines()[-1]["source"] == "directory x"
@@ -287,7 +287,7 @@ def test_a_key_leaves_with_its_state(make: Callable[..., Log]) -> None:
     log = make()
     log.logs.log.error("run.failed", key="site/a", reason="refused")
     log.logs.forget("site/a")
-    log.logs.recovered("site/a")
+    log.logs.report_recovery("site/a")
     log.logs.log.error("run.failed", key="site/a", reason="refused")
     assert [line["event"] for line in log.lines()] == ["run.failed", "run.failed"]
 
@@ -315,11 +315,11 @@ def test_secrets_are_not_written(make: Callable[..., Log]) -> None:
 
 
 def test_the_logging_module_is_taken_over(make: Callable[..., Log]) -> None:
-    """Records of libraries become log.foreign from warnings on; close() undoes it."""
+    """Records of libraries become log.stdlib from warnings on; close() undoes it."""
     log = make()
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
-    log.logs.adopt()
+    log.logs.capture_stdlib()
     logging.getLogger("httpx").info("GET /")
     logging.getLogger("httpx").warning("slow: %s", "x")
     logging.getLogger("odd").error("%d", "no number")
@@ -333,7 +333,7 @@ def test_the_logging_module_is_taken_over(make: Callable[..., Log]) -> None:
     assert lines[0] | {"time": ""} == {
         "time": "",
         "level": "warning",
-        "event": "log.foreign",
+        "event": "log.stdlib",
         "logger": "httpx",
         "message": "slow: x",
     }
@@ -345,7 +345,7 @@ def test_the_logging_module_is_taken_over(make: Callable[..., Log]) -> None:
 def test_foreign_notes_come_at_debug(make: Callable[..., Log]) -> None:
     """At level debug the notes of libraries are taken over too, from info on."""
     log = make()
-    log.logs.adopt()
+    log.logs.capture_stdlib()
     log.logs.set_level("debug")
     logging.getLogger("httpx").info("GET /")
     logging.getLogger("httpx").debug("bytes")
@@ -377,7 +377,7 @@ def test_a_line_from_within_the_folding_is_not_folded(make: Callable[..., Log]) 
     """Code that logs while its own thread is in the midst of folding leaves the folder alone."""
     log = make()
 
-    class Interrupted(Folder):
+    class Interrupted(RepeatFilter):
         def admit(self, line: Line, now: float) -> Emit | Suppress:
             if line.event == "outer":
                 log.logs.log.warning("inner")
@@ -415,7 +415,7 @@ def test_last_words_pass_the_folding(make: Callable[..., Log]) -> None:
     """The last resort's lines come out even where equal ones are folded and a lock is held."""
     log = make()
     for _ in range(2):
-        assert log.logs.last_words("critical", "loop.hung", seconds=5)
+        assert log.logs.log_from_thread("critical", "loop.hung", seconds=5)
     assert len(log.lines()) == 2
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from reconciled.observe.redaction import REDACTED, Redactor, names_secret
+from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from reconciled.observe.redaction import REDACTED, Redactor, names_secret
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     """Names under which secrets stand are known in the usual spellings."""
-    assert names_secret(name)
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["key", "run", "monkey", "tokenizer", "compass", "author"])
 def test_names_of_other_things(name: str) -> None:
     """Our own fields, and words that only contain such a name, are shown."""
-    assert not names_secret(name)
+    assert not is_secret_name(name)
 
 
 def test_values_in_disguise() -> None:

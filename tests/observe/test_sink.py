@@ -191,7 +191,7 @@ def test_a_terminal_gets_lines_and_is_known_as_one() -> None:
     """A terminal is recognised, and opened again without becoming the controlling one."""
     master, slave = pty.openpty()
     sink = Sink(open_descriptor(slave), announce)
-    assert sink.terminal
+    assert sink.is_terminal
     sink.write(b"hello\n")
     assert os.read(master, 100) == b"hello\r\n"
     sink.close(0)

@@ -11,7 +11,14 @@ import attrs
 import pytest
 
 from reconciled.core.stages import Stage
-from reconciled.observe.stopreport import ChildLeft, Fate, LeftOpen, StopReport, Straggler, write
+from reconciled.observe.stopreport import (
+    RunningProgram,
+    StopOutcome,
+    StopReport,
+    Straggler,
+    UnfinishedOperation,
+    write,
+)
 
 CUT = Straggler(
     name="reconcile site/a",
@@ -20,14 +27,14 @@ CUT = Straggler(
     stage=Stage.HARD,
     age_s=300.04,
     budget_s=120.0,
-    fate=Fate.CUT,
+    outcome=StopOutcome.CUT,
     where=("sitekit/write.py:12 copy → trio sleep", "sitekit/write.py:40 reconcile"),
 )
 LEFT = Straggler(
     name="reconcile site/b",
     stage=Stage.HARD,
     age_s=305.0,
-    fate=Fate.LEFT_BEHIND,
+    outcome=StopOutcome.LEFT_BEHIND,
     where=("a.py:1 f → trio to_thread_run_sync", "b.py:2 g", "c.py:3 h", "d.py:4 i"),
 )
 FINISHED = Straggler(
@@ -37,7 +44,7 @@ FINISHED = Straggler(
     stage=Stage.STOPPING,
     age_s=41.5,
     budget_s=60.0,
-    fate=Fate.FINISHED,
+    outcome=StopOutcome.FINISHED,
 )
 REPORT = StopReport(
     reason="asked by the service manager",
@@ -50,13 +57,13 @@ REPORT = StopReport(
     stragglers=(FINISHED, CUT, LEFT),
     interrupted=("site/a", "site/d"),
     operations=(
-        LeftOpen("01JG", "site/d", "apply"),
-        LeftOpen("01JH", "site/h", "write", held=True),
+        UnfinishedOperation("01JG", "site/d", "apply"),
+        UnfinishedOperation("01JH", "site/h", "write", held=True),
     ),
     not_served=7,
     children=(
-        ChildLeft(4711, "helm", Fate.KILLED, "site/a"),
-        ChildLeft(4712, "agent", Fate.LEFT_BEHIND),
+        RunningProgram(4711, "helm", StopOutcome.KILLED, "site/a"),
+        RunningProgram(4712, "agent", StopOutcome.LEFT_BEHIND),
     ),
     stacks=("Thread 0x1", '  File "x.py", line 1 in f'),
     log_lines_dropped=12,
@@ -136,7 +143,7 @@ def test_names_cannot_forge_lines() -> None:
         reason=evil,
         stragglers=(attrs.evolve(CUT, key=evil, operation=evil, where=(evil,)),),
         interrupted=(evil,),
-        children=(ChildLeft(1, evil, Fate.KILLED, evil),),
+        children=(RunningProgram(1, evil, StopOutcome.KILLED, evil),),
     )
     assert "\x1b" not in report.as_text()
     assert not any(line.startswith("forged") for line in report.as_text().splitlines())

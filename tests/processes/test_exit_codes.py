@@ -110,7 +110,7 @@ def test_once_ends_with_4_where_a_source_could_not_be_read(site: Site) -> None:
     site.resources.rmdir()
     daemon = site.start("--once")
     assert daemon.ended().code == 4
-    assert daemon.all("once.unread")
+    assert daemon.all("once.source_incomplete")
 
 
 def test_once_that_is_stopped_names_what_it_did_not_get_to(site: Site) -> None:

@@ -78,7 +78,7 @@ def test_c13_5_a_controller_that_leaves_is_named_and_its_keys_stay(site: Site) -
     del config["controllers"]["c"]
     site.write(site.config, yaml.safe_dump(config))
     daemon.send(signal.SIGHUP)
-    left = daemon.wait_for("controller.left", controller="c")
+    left = daemon.wait_for("controller.removed", controller="c")
     assert left["keys"] == ["c/a"]
     daemon.wait_for("reload.done", left=["c"], started=["d"])
     assert daemon.stop().code == 0

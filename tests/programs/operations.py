@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from reconciled.programs.processes import everybody
+from reconciled.programs.processes import all_processes
 
 # Unique: end_all_of() finds programs by it, and another test run may be at work beside this one.
 ID = f"01{secrets.token_hex(12).upper()}"
@@ -77,7 +77,7 @@ def start_host(
 def end_all_of(directory: Path) -> None:
     """Kill whatever names the operation of *directory* in its environment."""
     mark = f"RECONCILED_OPERATION={directory.name}".encode()
-    for process in everybody():
+    for process in all_processes():
         try:
             if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
                 os.kill(process.pid, signal.SIGKILL)

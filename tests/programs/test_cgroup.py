@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reconciled.programs import cgroup
-from reconciled.programs.cgroup import group_of_control_process, group_of_main_process, numbers_in
+from reconciled.programs.cgroup import cgroup_of_control_process, cgroup_of_main_process, pids_in
 
 MINE = {"SYSTEMD_EXEC_PID": str(os.getpid())}
 AFTER = {"SERVICE_RESULT": "success"}
@@ -49,8 +49,8 @@ def place(kernel: Path, path: str, *, exists: bool = True) -> None:
 def test_the_group_of_a_unit(kernel: Path, path: str, group: str) -> None:
     """It is the service's own group, also from a leaf that delegation has put in between."""
     place(kernel, path)
-    assert group_of_control_process(AFTER) == kernel / "tree" / group
-    assert group_of_main_process(MINE) == kernel / "tree" / group
+    assert cgroup_of_control_process(AFTER) == kernel / "tree" / group
+    assert cgroup_of_main_process(MINE) == kernel / "tree" / group
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_group_of_a_unit(kernel: Path, path: str, group: str) -> None:
 def test_what_is_no_unit_of_ours(kernel: Path, path: str) -> None:
     """A scope, a slice, a container, a place outside the namespace: nobody there is looked at."""
     place(kernel, path)
-    assert group_of_control_process(AFTER) is None
-    assert group_of_main_process(MINE) is None
+    assert cgroup_of_control_process(AFTER) is None
+    assert cgroup_of_main_process(MINE) is None
 
 
 @pytest.mark.parametrize("pid", ["", str(os.getppid())])
@@ -77,15 +77,15 @@ def test_only_for_the_process_that_the_manager_started(kernel: Path, pid: str) -
     """Below another service, a runner of CI jobs say, its group is none of our business."""
     place(kernel, "/system.slice/runner.service")
     inherited = {"SYSTEMD_EXEC_PID": pid, "INVOCATION_ID": "0" * 32, "NOTIFY_SOCKET": "/n"}
-    assert group_of_main_process(inherited) is None
-    assert group_of_control_process(inherited) is None
+    assert cgroup_of_main_process(inherited) is None
+    assert cgroup_of_control_process(inherited) is None
 
 
 def test_no_control_groups(kernel: Path) -> None:
     """A kernel or container that shows none: nothing is looked at, and nothing fails."""
-    assert group_of_main_process(MINE) is None
+    assert cgroup_of_main_process(MINE) is None
     place(kernel, "/system.slice/r.service", exists=False)
-    assert group_of_main_process(MINE) is None
+    assert cgroup_of_main_process(MINE) is None
 
 
 def test_numbers_are_those_of_the_whole_group(kernel: Path) -> None:
@@ -94,5 +94,5 @@ def test_numbers_are_those_of_the_whole_group(kernel: Path) -> None:
     group = kernel / "tree/r.service"
     (group / "cgroup.procs").write_text("4\n5\n")
     (group / "main/cgroup.procs").write_text("6\n")
-    assert numbers_in(group) == [4, 5, 6]
-    assert numbers_in(kernel / "tree/none.service") == []
+    assert pids_in(group) == [4, 5, 6]
+    assert pids_in(kernel / "tree/none.service") == []

@@ -16,7 +16,7 @@ import trio
 
 from reconciled.programs import run_program
 from reconciled.programs.children import current_children
-from reconciled.programs.processes import descendants_of, look_up
+from reconciled.programs.processes import descendants_of, find_process
 
 pytestmark = pytest.mark.processes
 
@@ -40,7 +40,7 @@ async def test_child_knows_who_it_is(tmp_path: Path) -> None:
         nursery.start_soon(run, name="reconcile site/x")
         await until(current_children().owned)
         [child] = current_children().owned()
-        process = look_up(child.pid)
+        process = find_process(child.pid)
         assert process is not None
         assert (child.started, process.name) == (process.started, "sleep")
         assert repr(child) == f"<Child sleep (pid {child.pid}) of reconcile site/x>"
@@ -103,7 +103,7 @@ async def test_left_names_escapees(tmp_path: Path) -> None:
 
         nursery.start_soon(run, name="reconcile site/x")
         await until(lambda: sum(p.name == "sleep" for p in descendants_of(os.getpid())) == 2)
-        left = current_children().left()
+        left = current_children().remaining()
         escaped = [one for one in left if one.escaped]
         assert [str(one) for one in escaped] == [f"sleep (pid {escaped[0].process.pid}), nobody's"]
         owned = sorted(str(one).split(" (")[0] for one in left if not one.escaped)
@@ -245,4 +245,4 @@ def test_claimed_status_is_not_taken(tmp_path: Path) -> None:
 
 def test_escapee_is_reported_once_and_lives(tmp_path: Path) -> None:
     """An orphan in a session of its own is logged once and left alone; a plugin's is not."""
-    assert _run(_ESCAPED, tmp_path) == "child.escaped True sleep True\n[] 1\n"
+    assert _run(_ESCAPED, tmp_path) == "program.detached True sleep True\n[] 1\n"

@@ -9,7 +9,7 @@ import pytest
 
 from reconciled.programs import cgroup
 from reconciled.programs.cgroup import hidden_in, is_hidden
-from reconciled.programs.processes import Process, look_up
+from reconciled.programs.processes import Process, find_process
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ def test_what_cannot_be_seen_is_told_from_what_is_gone(
         if pid == ends.pid:
             ends.kill()
             ends.wait()
-        return None if pid == hides.pid else look_up(pid)
+        return None if pid == hides.pid else find_process(pid)
 
     monkeypatch.setattr(cgroup, "look_up", look)
     everybody = [each.pid for each in (hides, ends, other)]

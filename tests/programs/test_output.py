@@ -8,7 +8,7 @@ import pytest
 
 from reconciled.observe.redaction import Redactor
 from reconciled.programs.children import current_children
-from reconciled.programs.output import Output, printable
+from reconciled.programs.output import Output, printable_tail
 from reconciled.programs.run import ProgramFailed, run_program
 
 SECRET = "tok-Q7x9-secret-of-some-length"
@@ -23,7 +23,7 @@ def hiding() -> Redactor:
 def test_no_cut_leaves_half_a_secret() -> None:
     """A secret that a line's limit would cut in two is hidden before the line is cut."""
     for before in range(270, 301):
-        (line,) = printable(b"-" * before + SECRET.encode(), hiding().redact)
+        (line,) = printable_tail(b"-" * before + SECRET.encode(), hiding().redact)
         assert not set(line) & set(SECRET.replace("-", "")) - set("[redacted]")
 
 

@@ -24,7 +24,7 @@ from reconciled.core.stages import StopLimits
 from reconciled.programs import ProgramFailed, run_program, small_parent, supervision
 from reconciled.programs.children import current_children
 from reconciled.programs.launch import Launch
-from reconciled.programs.processes import everybody, look_up
+from reconciled.programs.processes import all_processes, find_process
 from reconciled.programs.program_records import (
     Assignment,
     ChildRecord,
@@ -53,12 +53,12 @@ def child_of(directory: Path) -> ChildRecord:
 
 
 def alive(pid: int) -> bool:
-    process = look_up(pid)
+    process = find_process(pid)
     return process is not None and process.alive
 
 
 def living(group: int) -> list[str]:
-    return [p.name for p in everybody() if p.group == group and p.alive]
+    return [p.name for p in all_processes() if p.group == group and p.alive]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -107,7 +107,7 @@ async def test_end_is_noted(place: Path, script: str, code: int | None, number: 
     end = read_end(place)
     assert end is not None
     assert (end.code, end.signal) == (code, number)
-    assert end.of(child_of(place))
+    assert end.matches(child_of(place))
     assert abs(end.at - time.time()) < 10
 
 
@@ -118,7 +118,7 @@ async def test_an_older_end_is_nobody_elses(place: Path) -> None:
     await run_program(["sh", "-c", f"cp {place}/end {place}/before"], operation=made(place))
     assert first is not None
     assert (place / "before").exists()
-    assert not first.of(child_of(place))
+    assert not first.matches(child_of(place))
 
 
 async def test_nothing_runs_that_cannot_be_noted(tmp_path: Path, place: Path) -> None:
@@ -224,13 +224,15 @@ async def test_one_child(place: Path) -> None:
         record = child_of(place)
         [child] = children.owned()
         assert (child.program, child.pid) == ("sleep", record.program.pid)
-        assert [(left.process.pid, left.child) for left in children.left()] == [(child.pid, child)]
+        assert [(left.process.pid, left.child) for left in children.remaining()] == [
+            (child.pid, child)
+        ]
         assert children.owns(record.parent.pid)
-        groups = {look_up(pid).group for pid in (record.program.pid, record.parent.pid)}  # type: ignore[union-attr]
+        groups = {find_process(pid).group for pid in (record.program.pid, record.parent.pid)}  # type: ignore[union-attr]
         assert len(groups | {os.getpgrp()}) == 3
         nursery.cancel_scope.cancel(reason="the test")
     assert not children.owns(record.parent.pid)
-    assert look_up(record.parent.pid) is None
+    assert find_process(record.parent.pid) is None
 
 
 def test_records_are_replaced_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +251,7 @@ def test_records_are_replaced_durably(tmp_path: Path, monkeypatch: pytest.Monkey
         ]
         assert (tmp_path / "end").read_bytes() == b"{}"
         calls.clear()
-        small_parent._sync_above(directory)
+        small_parent._sync_parent_directory(directory)
         assert calls == [f"fsync {tmp_path.parent.name}"]
     finally:
         os.close(directory)
@@ -274,7 +276,7 @@ async def test_group_without_its_program_is_not_signalled(place: Path) -> None:
             while not current_children().owned():  # noqa: ASYNC110 no event comes from there
                 await trio.sleep(0.01)
         [child] = current_children().owned()
-        leader: Any = child.leader
+        leader: Any = child.handle
         leader.started += 1  # as if the number had gone to somebody else
         assert not child.signal_group(signal.SIGKILL)
         leader.started -= 1
@@ -299,7 +301,7 @@ def test_c03_program_survives_its_daemon(tmp_path: Path, place: Path) -> None:
     wait_for(lambda: not alive(record.parent.pid))
     end = read_end(place)
     assert end is not None
-    assert (end.code, end.signal, end.of(record)) == (6, None, True)
+    assert (end.code, end.signal, end.matches(record)) == (6, None, True)
 
 
 def test_members_go_with_the_program_of_a_dead_daemon(tmp_path: Path, place: Path) -> None:
@@ -332,7 +334,7 @@ def test_daemon_gone_before_its_word(tmp_path: Path, place: Path) -> None:
     made(place)
     launch = Launch(("touch", str(tmp_path / "ran")), None, dict(os.environ), b"")
     assignment = Assignment(boot_id(), 1, "apply", critical=False, deadline=None)
-    order = supervision.order(
+    order = supervision.encode_launch_request(
         Supervision(place, assignment), launch.arguments, launch.environment, None
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -386,7 +388,7 @@ def test_daemon_killed_while_starting(tmp_path: Path, place: Path) -> None:
 
 def no_parent_of(directory: Path) -> bool:
     """Whether no small parent of ours has its operation there."""
-    for process in everybody():
+    for process in all_processes():
         try:
             if str(directory).encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes():
                 return False

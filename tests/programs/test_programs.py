@@ -20,7 +20,7 @@ from reconciled.core.stages import StopLimits
 from reconciled.programs import Ended, ProgramFailed, program_environment
 from reconciled.programs import run_program as run_alone
 from reconciled.programs.children import current_children
-from reconciled.programs.processes import everybody, look_up
+from reconciled.programs.processes import all_processes, find_process
 from reconciled.stop import Overrun, Stop, Work
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -73,7 +73,7 @@ def open_descriptors() -> set[str]:
 
 
 def living(group: int) -> list[str]:
-    return [p.name for p in everybody() if p.group == group and p.alive]
+    return [p.name for p in all_processes() if p.group == group and p.alive]
 
 
 async def group_of(program: str) -> int:
@@ -298,7 +298,7 @@ async def test_leader_waits_for_its_group(tmp_path: Path) -> None:
         [child] = current_children().owned()
         await until(lambda: child.ended)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        leader = look_up(group)
+        leader = find_process(group)
         assert leader is not None
         assert leader.state == "Z"
         assert living(group)
@@ -307,7 +307,7 @@ async def test_leader_waits_for_its_group(tmp_path: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    return any(p.pid == pid and p.alive for p in everybody())
+    return any(p.pid == pid and p.alive for p in all_processes())
 
 
 # -- critical sections -----------------------------------------------------

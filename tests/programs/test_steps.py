@@ -10,12 +10,12 @@ import pytest
 
 from reconciled.programs import attempts, steps
 from reconciled.programs.steps import (
-    NotCurrent,
+    StaleAttempt,
     StepsDamaged,
-    handle_of,
-    note,
-    read_handle,
+    format_handle,
+    parse_handle,
     read_steps,
+    record_step,
 )
 
 
@@ -48,9 +48,9 @@ class Syncs:
 
 def test_steps_are_kept_in_order(place: Path) -> None:
     """Steps are read in the order in which they were noted, with their attempt."""
-    note(str(place), 1, "copied")
+    record_step(str(place), 1, "copied")
     attempts.fence(place, 2)
-    note(str(place), 2, "switched over ü")
+    record_step(str(place), 2, "switched over ü")
     assert [(step.attempt, step.name) for step in read_steps(place)] == [
         (1, "copied"),
         (2, "switched over ü"),
@@ -65,11 +65,11 @@ def test_nothing_noted(tmp_path: Path, place: Path) -> None:
 
 def test_repeated_name_is_one_step(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C04: a name that is there already adds no line, and is synced like a new one."""
-    note(str(place), 1, "copied")
+    record_step(str(place), 1, "copied")
     before = (place / "steps").read_bytes()
     attempts.fence(place, 2)
     syncs = Syncs(monkeypatch)
-    note(str(place), 2, "copied")
+    record_step(str(place), 2, "copied")
     assert (place / "steps").read_bytes() == before
     assert syncs.synced == ["steps"]
 
@@ -77,9 +77,9 @@ def test_repeated_name_is_one_step(place: Path, monkeypatch: pytest.MonkeyPatch)
 def test_new_file_and_directory_are_synced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step syncs the file and then the directory, later ones the file."""
     syncs = Syncs(monkeypatch)
-    note(str(place), 1, "a")
+    record_step(str(place), 1, "a")
     assert syncs.synced == ["steps", "01TEST"]
-    note(str(place), 1, "b")
+    record_step(str(place), 1, "b")
     assert syncs.synced[2:] == ["steps"]
 
 
@@ -91,26 +91,26 @@ def test_failed_sync_is_no_success(place: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output"):
-        note(str(place), 1, "a")
+        record_step(str(place), 1, "a")
 
 
 def test_c04_cut_at_every_byte(place: Path) -> None:
     """C04: wherever the last line was torn, it is dropped, and the next step follows well."""
     for name in ("first", "second", "third"):
-        note(str(place), 1, name)
+        record_step(str(place), 1, name)
     whole = (place / "steps").read_bytes()
     start = whole.rindex(b"\n", 0, -1) + 1
     for end in range(start, len(whole)):
         (place / "steps").write_bytes(whole[:end])
         assert names(place) == ["first", "second"]
-        note(str(place), 1, "4")  # shorter than what may be left of the torn one
+        record_step(str(place), 1, "4")  # shorter than what may be left of the torn one
         assert names(place) == ["first", "second", "4"]
 
 
 def test_c04_flipped_bit(place: Path) -> None:
     """C04: a bad line before the last is damage at its line, whichever bit is bad."""
     for name in ("first", "second"):
-        note(str(place), 1, name)
+        record_step(str(place), 1, name)
     whole = (place / "steps").read_bytes()
     for position in range(whole.index(b"\n")):
         for bit in range(8):
@@ -120,34 +120,34 @@ def test_c04_flipped_bit(place: Path) -> None:
             with pytest.raises(StepsDamaged, match=r"steps:[12]:1: the line is damaged"):
                 read_steps(place)
             with pytest.raises(StepsDamaged):
-                note(str(place), 1, "third")
+                record_step(str(place), 1, "third")
             assert (place / "steps").read_bytes() == bad
 
 
 @pytest.mark.parametrize("attempt", [0, 2, 11])
 def test_other_attempts_are_refused(place: Path, attempt: int) -> None:
     """Only the current attempt notes steps; a refused one leaves nothing."""
-    with pytest.raises(NotCurrent, match=f"attempt {attempt} is over: the operation is at 1"):
-        note(str(place), attempt, "a")
+    with pytest.raises(StaleAttempt, match=f"attempt {attempt} is over: the operation is at 1"):
+        record_step(str(place), attempt, "a")
     assert read_steps(place) == []
 
 
 def test_fenced_when_the_next_begins(place: Path) -> None:
     """From the next attempt on the one before is refused, durably."""
     attempts.fence(place, 2)
-    with pytest.raises(NotCurrent):
-        note(str(place), 1, "a")
-    note(str(place), 2, "a")
+    with pytest.raises(StaleAttempt):
+        record_step(str(place), 1, "a")
+    record_step(str(place), 2, "a")
 
 
 def test_fenced_when_it_is_over(place: Path) -> None:
     """Once the operation is over, or its files are gone, nobody notes steps."""
-    attempts.close(place)
-    with pytest.raises(NotCurrent, match="closed"):
-        note(str(place), 1, "a")
-    with pytest.raises(NotCurrent, match="is over"):
-        note(str(place.with_name("gone")), 1, "a")
-    attempts.close(place.with_name("gone"))
+    attempts.close_attempts(place)
+    with pytest.raises(StaleAttempt, match="closed"):
+        record_step(str(place), 1, "a")
+    with pytest.raises(StaleAttempt, match="is over"):
+        record_step(str(place.with_name("gone")), 1, "a")
+    attempts.close_attempts(place.with_name("gone"))
     assert not place.with_name("gone").exists()
 
 
@@ -179,7 +179,7 @@ def test_fence_waits_for_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) ->
         real(handle, *rest)
 
     monkeypatch.setattr(steps, "_append", append)
-    note(str(place), 1, "a")
+    record_step(str(place), 1, "a")
     assert taken == ["locked"]
 
 
@@ -187,13 +187,13 @@ def test_fence_waits_for_a_step(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_names_are_checked(place: Path, name: str) -> None:
     """A name that could not be read back, or not shown, is refused."""
     with pytest.raises(ValueError, match="is no name of a step: write up to 200 printable"):
-        note(str(place), 1, name)
+        record_step(str(place), 1, name)
     assert read_steps(place) == []
 
 
 def test_handle() -> None:
     """A handle leads back to directory and attempt, whatever the directory is called."""
-    assert read_handle(handle_of("/a:b/ü", 12)) == ("/a:b/ü", 12)
+    assert parse_handle(format_handle("/a:b/ü", 12)) == ("/a:b/ü", 12)
     for bad in ("", "x", "1:relative", "-1:/a", "/a"):
         with pytest.raises(ValueError, match="no handle of an operation"):
-            read_handle(bad)
+            parse_handle(bad)

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from operations import ID, end_all_of, start_host, wait_for
 
 from reconciled.programs import survivors
-from reconciled.programs.processes import look_up
-from reconciled.programs.program_records import Damaged, boot_id, read_child, read_end
-from reconciled.programs.survivors import Survivor, find
+from reconciled.programs.processes import find_process
+from reconciled.programs.program_records import RecordDamaged, boot_id, read_child, read_end
+from reconciled.programs.survivors import Survivor, find_survivor
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ def left_behind(place: Path, script: str, *, budget: float = 0) -> Survivor:
     wait_for((where / "ready").exists)
     host.kill()
     host.wait()
-    survivor = find(place)
+    survivor = find_survivor(place)
     assert survivor is not None
     return survivor
 
@@ -60,7 +60,7 @@ def forge(place: Path, **program: Any) -> None:
 
 
 def alive(pid: int) -> bool:
-    process = look_up(pid)
+    process = find_process(pid)
     return process is not None and process.alive
 
 
@@ -71,13 +71,13 @@ def test_what_is_hidden_is_not_gone(place: Path, monkeypatch: pytest.MonkeyPatch
     """Where the sandbox hides the process, nothing may be concluded, and what to do is said."""
     left_behind(place, ENDS_ON_WORD).close()
     monkeypatch.setattr(survivors, "is_hidden", lambda _: True)
-    with pytest.raises(Damaged, match="cannot be seen from here: remove PrivateUsers= from"):
-        find(place)
+    with pytest.raises(RecordDamaged, match="cannot be seen from here: remove PrivateUsers= from"):
+        find_survivor(place)
 
 
 def test_never_ran(tmp_path: Path) -> None:
     """An operation without a program has no survivor."""
-    assert find(tmp_path) is None
+    assert find_survivor(tmp_path) is None
 
 
 async def test_outcome_is_taken_over(tmp_path: Path, place: Path) -> None:
@@ -95,7 +95,7 @@ async def test_outcome_is_taken_over(tmp_path: Path, place: Path) -> None:
     assert (end.code, end.signal) == (6, None)
     assert not survivor.alive
     survivor.close()
-    again = find(place)
+    again = find_survivor(place)
     assert again is not None
     assert again.end == end
     assert not again.alive
@@ -155,10 +155,10 @@ async def test_members_without_parent_are_ended(tmp_path: Path, place: Path) -> 
     wait_for(lambda: not alive(survivor.record.program.pid))
     wait_for(lambda: not alive(survivor.record.parent.pid))
     survivor.close()
-    again = find(place)
+    again = find_survivor(place)
     assert again is not None
     assert again.alive
-    assert member in [process.pid for process in again.leftovers()]
+    assert member in [process.pid for process in again.remaining_members()]
     with trio.fail_after(10):
         assert await again.wait() is None
     assert not alive(member)
@@ -172,7 +172,7 @@ def test_after_a_reboot_nothing_lives(place: Path) -> None:
     """A record of another boot names nobody of this one, though number and start time agree."""
     real = left_behind(place, ENDS_ON_WORD)
     forge(place, boot_id="00000000-0000-0000-0000-000000000000")
-    survivor = find(place)
+    survivor = find_survivor(place)
     assert survivor is not None
     assert not survivor.alive
     assert not survivor.signal(signal.SIGKILL)
@@ -193,12 +193,12 @@ async def test_reused_number(place: Path, what: str) -> None:
             data[name]["pid"] = stranger.pid
         (place / "child").write_text(json.dumps(data))
         (place / "end").unlink(missing_ok=True)
-        survivor = find(place)
+        survivor = find_survivor(place)
         assert survivor is not None
         assert not survivor.alive
         assert not survivor.signal(signal.SIGKILL)
         with trio.fail_after(5):
-            assert await survivor.end_at_once(term=0.1) is None
+            assert await survivor.terminate(term=0.1) is None
         survivor.kill_parent()
         assert stranger.poll() is None
     finally:
@@ -213,7 +213,7 @@ def test_damaged_record(place: Path, name: str, text: str) -> None:
     left_behind(place, "touch ready; exit 0").close()
     wait_for((place / "end").exists)
     (place / name).write_text(text, "latin-1")
-    with pytest.raises(Damaged, match=f"{name} is no record"):
+    with pytest.raises(RecordDamaged, match=f"{name} is no record"):
         read_child(place) if name == "child" else read_end(place)
 
 
@@ -243,7 +243,7 @@ async def test_ended_at_once(tmp_path: Path, place: Path) -> None:
     assert survivor.remaining() == 0
     began = time.monotonic()
     with trio.fail_after(10):
-        end = await survivor.end_at_once()
+        end = await survivor.terminate()
     assert time.monotonic() - began < 3
     assert end is not None
     assert end.signal == signal.SIGTERM
@@ -255,7 +255,7 @@ async def test_stubborn_survivor(place: Path) -> None:
     """One that ignores SIGTERM gets SIGKILL when its time is over."""
     survivor = left_behind(place, "trap '' TERM; touch ready; while :; do sleep 0.05; done")
     with trio.fail_after(10):
-        end = await survivor.end_at_once(term=0.3)
+        end = await survivor.terminate(term=0.3)
     assert end is not None
     assert end.signal == signal.SIGKILL
     assert not survivor.alive
@@ -275,11 +275,11 @@ async def test_reaper_takes_note_where_nobody_did(place: Path) -> None:
     """The end of a program whose small parent was killed can be noted in its place, once."""
     survivor = left_behind(place, ENDS_ON_WORD)
     os.kill(survivor.record.parent.pid, signal.SIGKILL)
-    await survivor.end_at_once(term=0.3)
-    survivor.note_end(signal.SIGTERM)
+    await survivor.terminate(term=0.3)
+    survivor.record_end(signal.SIGTERM)
     end = survivor.end
     assert end is not None
     assert (end.code, end.signal, end.by) == (None, signal.SIGTERM, "reap")
-    survivor.note_end(signal.SIGKILL)
+    survivor.record_end(signal.SIGKILL)
     assert survivor.end == end
     survivor.close()

@@ -584,7 +584,7 @@ def test_budget_is_refused(budget: object) -> None:
 def test_everything_is_built() -> None:
     """No field of the spec is accepted without effect."""
     full = Exec(["a"], recover=["b"], rollback=["c"], once=True)
-    assert ExecReconciler().not_built(full) == []
+    assert ExecReconciler().unimplemented_fields(full) == []
 
 
 def test_kind() -> None:

@@ -13,7 +13,7 @@ import trio
 from reconciled.api import Outcome, Request, Result
 from reconciled.reconcilers.file.diff import describe_change
 from reconciled.reconcilers.file.reconciler import File, FileOptions, FileReconciler
-from reconciled.reconcilers.file.written import Written
+from reconciled.reconcilers.file.written import WriteRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeRequest
@@ -239,12 +239,12 @@ async def test_removal_leaves_what_others_wrote(world: World) -> None:
     result = await world.remove()
     assert result.outcome is Outcome.DONE
     assert world.file.read_text() == "mine\n"
-    assert world.warnings == ["file.left"]
+    assert world.warnings == ["file.not_removed"]
     world.file.write_text("hello\n")  # adopted: as desired before the first run
     await world.run()
     await world.remove()
     assert world.file.read_text() == "hello\n"
-    assert world.warnings == ["file.left"]
+    assert world.warnings == ["file.not_removed"]
 
 
 async def test_removal_knows_content_whose_source_is_gone(world: World) -> None:
@@ -273,8 +273,8 @@ async def test_what_a_killed_replacement_left_is_removed_by_its_name(world: Worl
     left, foreign = ".motd.reconciled-aaaaaaaa", ".motd.reconciled-bbbbbbbb"
     for name in (left, foreign):
         (world.root / name).write_text("half")
-    note = await Written.read(request.memory)
-    await note.begin(str(world.file), "0", left, owed=False).save(request.memory)
+    note = await WriteRecord.read(request.memory)
+    await note.begin(str(world.file), "0", left, after_pending=False).save(request.memory)
     assert (await world.reconciler.reconcile(request)).reason == "cleared"
     assert world.names() == [foreign, "motd"]
     assert (await world.run()).reason == ""

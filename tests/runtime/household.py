@@ -22,13 +22,13 @@ from reconciled.api import done
 from reconciled.config.load import load
 from reconciled.core.resources import Manifest
 from reconciled.core.sources import Report, Snapshot
-from reconciled.instant import Signals
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.instant import SignalHandlers
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.controllers import factory
-from reconciled.runtime.controllers.loading import Ready, prepare
+from reconciled.runtime.controllers.loading import LoadedController, prepare
 from reconciled.runtime.daemon.daemon import Daemon
-from reconciled.runtime.daemon.integrations import Outside
+from reconciled.runtime.daemon.integrations import Integrations
 from reconciled.runtime.daemon.startup import _once_code
 
 PLUGIN = """
@@ -76,13 +76,13 @@ class NoLastResort:
         """Wakes nobody."""
 
 
-class Told(Signals):
+class Told(SignalHandlers):
     """Signals as the test tells them: the handlers of this process stay as they are."""
 
     def install(self) -> None:
         """Takes over nothing."""
 
-    def keep(self) -> list[str]:
+    def reclaim(self) -> list[str]:
         """Nothing was taken over."""
         return []
 
@@ -104,7 +104,7 @@ class World:
     removed: list[str] = attrs.field(factory=list)
     going: set[str] = attrs.field(factory=set)
     # What ties the next daemon to the outside; it listens only where a test says so.
-    outside: Outside = attrs.field(factory=lambda: Outside.taken({}))
+    outside: Integrations = attrs.field(factory=lambda: Integrations.from_environ({}))
     listens: bool = False
     daemon: Daemon = attrs.field(init=False)
     code: int | None = attrs.field(default=None, init=False)
@@ -159,7 +159,7 @@ class World:
         )
         self.config.chmod(0o600)
 
-    def watchers_of(self, ready: Ready, *_: Any) -> Iterable[Source]:
+    def watchers_of(self, ready: LoadedController, *_: Any) -> Iterable[Source]:
         """In place of loading.watchers_of: one scripted source."""
         name = ready.config.name
 
@@ -191,7 +191,7 @@ class World:
         """Exactly *manifests* are declared from now on."""
         self.declared[controller] = manifests
         running = self.daemon.controllers[controller]
-        running.take(running.watchers[0], Snapshot(manifests, complete=True))
+        running.handle_report(running.watchers[0], Snapshot(manifests, complete=True))
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         """As the kernel delivers it."""
@@ -233,7 +233,7 @@ class World:
             Told(),
             self.outside,
             store,
-            DurableOperations.over(store),
+            OperationJournal.load(store),
             once=once,
         )
         self.code = None
@@ -248,10 +248,10 @@ class World:
             nursery.start_soon(live, name="daemon")
             await self.settle()
             yield self.daemon
-            if not ended.is_set() and self.daemon.signals.stop_at is None:
+            if not ended.is_set() and self.daemon.signals.stop_requested_at is None:
                 self.signal()
             await ended.wait()
             if once:
-                self.code_of_once = _once_code(logs, self.daemon.counted)
+                self.code_of_once = _once_code(logs, self.daemon.once_progress)
         self.outside.close()
         logs.close()

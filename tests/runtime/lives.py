@@ -12,12 +12,12 @@ import trio
 from rig import Act, Removing, Rig, Thing, key, rig, thing
 
 from reconciled.api import Decision, Observation, Observed, Request, Step, StepKind, done
-from reconciled.journal.host_identity import Machine
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.host_identity import HostIdentity
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending, Hold, OperationRecord, StepState
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.operations.pinned import pin
-from reconciled.runtime.runs.adoption import settle_open
+from reconciled.runtime.runs.adoption import enqueue_open_operations
 
 Asked = tuple[str, str]
 
@@ -105,7 +105,7 @@ class Left:
     removal: bool = False
     recoveries: int = 0
     hold: Hold | None = None
-    machine: Machine | None = None
+    machine: HostIdentity | None = None
     kind: str = "Thing"
     undoable: bool = False
 
@@ -119,12 +119,12 @@ def opened(tmp_path: Path) -> Store:
 
 async def earlier(
     tmp_path: Path,
-    act: Callable[[Store, DurableOperations], Awaitable[Any]],
-    machine: Machine | None = None,
+    act: Callable[[Store, OperationJournal], Awaitable[Any]],
+    machine: HostIdentity | None = None,
 ) -> Any:
     """What *act* gives, done in an earlier life of the daemon, on *machine*."""
     store = opened(tmp_path)
-    operations = DurableOperations.over(store, machine=machine)
+    operations = OperationJournal.load(store, identity=machine)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         given = await act(store, operations)
@@ -136,18 +136,18 @@ async def leave(tmp_path: Path, **fields: Any) -> str:
     """Leave such an operation; its id."""
     left = Left(**fields)
 
-    async def act(__: Store, operations: DurableOperations) -> str:
+    async def act(__: Store, operations: OperationJournal) -> str:
         pinned = pin(thing(left.name, left.value), removal=left.removal)
         record = await operations.begin(
             key(left.name), left.operation, pinned | {"kind": left.kind}
         )
         for step, kind, is_done, data in left.steps:
-            await operations.started(record.id, step, kind, undoable=left.undoable)
+            await operations.record_step_started(record.id, step, kind, undoable=left.undoable)
             if is_done:
-                await operations.done(record.id, step, kind, data)
-        await operations.keep(record.id)
+                await operations.record_step_done(record.id, step, kind, data)
+        await operations.flush(record.id)
         for _ in range(left.recoveries):
-            await operations.count(record.id)
+            await operations.count_recovery(record.id)
         if left.hold is not None:
             await operations.hold(record.id, left.hold)
         return record.id
@@ -170,7 +170,7 @@ async def revived(
         made.controller.config = attrs.evolve(
             made.controller.config, interrupted=policy, max_recoveries=cap
         )
-        settle_open(made.controller, trio.current_time())
+        enqueue_open_operations(made.controller, trio.current_time())
         yield made
 
 
@@ -205,7 +205,7 @@ def operate(
 
 async def past_of(made: Rig, operation: str) -> OperationRecord | None:
     """The operation *operation*, if it is over."""
-    past = await made.host.operations.log.past(1, operation)
+    past = await made.host.operations.journal.past_operations(1, operation)
     return past.records[0] if past.records else None
 
 
@@ -217,9 +217,9 @@ async def ending_of(made: Rig, operation: str) -> Ending | None:
 
 def consistent(made: Rig) -> None:
     """The mirror and the disk agree on what is open, and each key has its one operation."""
-    log = made.host.operations.log
+    log = made.host.operations.journal
     assert log.pending == ()
-    open_ = {record.key: record for record in log.open()}
+    open_ = {record.key: record for record in log.list_open()}
     assert log._mirror._by_key.keys() == open_.keys()
     on_disk = {record.key: record for record in made.host.store.open_operations()}
     assert on_disk.keys() == open_.keys()
@@ -230,11 +230,11 @@ def consistent(made: Rig) -> None:
         assert all(step in steps for step in record.steps if step.state is StepState.DONE)
         assert attrs.evolve(on_disk[each], steps=record.steps) == record
     for each, record in open_.items():
-        assert log.open_of(each) == record
+        assert log.find_by_key(each) == record
 
 
 def open_record(made: Rig, name: str = "a") -> OperationRecord:
-    record = made.host.operations.log.open_of(key(name))
+    record = made.host.operations.journal.find_by_key(key(name))
     assert record is not None
     return record
 
@@ -251,9 +251,9 @@ def held(made: Rig, name: str = "a") -> Hold:
 async def own(tmp_path: Path, name: str = "a", value: int = 1) -> None:
     """Let an earlier life have applied it."""
 
-    async def act(store: Store, _: DurableOperations) -> None:
+    async def act(store: Store, _: OperationJournal) -> None:
         manifest = thing(name, value)
-        await store.remember(
+        await store.record_applied(
             key(name), "Thing", manifest.spec, manifest.fingerprint, base="/m", complete=True
         )
 

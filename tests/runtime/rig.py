@@ -26,20 +26,20 @@ from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
-from reconciled.instant import Signals
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.instant import SignalHandlers
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import Logs, configure
 from reconciled.plugins.loading import Plugin
 from reconciled.programs.children import current_children
-from reconciled.runtime.adoption_registry import Adoptions
-from reconciled.runtime.context import Host
+from reconciled.runtime.adoption_registry import AdoptionRegistry
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers import factory, loading
 from reconciled.runtime.controllers.controller import Controller
-from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.runtime.stop_recorder import StopRecord
+from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.stop import Stop, Work
 
 Act = Callable[[Any], Awaitable[Any]]
@@ -159,12 +159,12 @@ def plugin_of(script: Script) -> Plugin:
 class Rig:
     """The parts, and what a test asks of them."""
 
-    host: Host
+    host: RuntimeContext
     config: Config
     script: Script
     controller: Controller
     sources: list[Source]
-    permits: Permits
+    permits: RemovalApprovals
     dispatcher: Dispatcher
     log_file: Path
     # Work that a stop had to leave behind.
@@ -172,7 +172,7 @@ class Rig:
 
     def say(self, report: Report, source: int = 0) -> None:
         """What a source says."""
-        self.controller.take(self.sources[source], report)
+        self.controller.handle_report(self.sources[source], report)
 
     def declare(self, *manifests: Manifest, complete: bool = True, source: int = 0) -> None:
         """Exactly *manifests* are declared."""
@@ -199,7 +199,7 @@ class Rig:
         """Where the key stands in the queue; None: it has no state there."""
         for entry in self.controller.lane:
             if entry.key == key(name):
-                return entry.standing.value
+                return entry.key_state.value
         return None
 
     def failures(self, name: str) -> int:
@@ -218,10 +218,10 @@ class Rig:
         places["desired.removing"] = self.controller.desired._removing
         places["desired.manifests"] = self.controller.manifests
         places["lane"] = self.controller.lane._entries
-        places["loops"] = self.host.loops._trails
+        places["loops"] = self.host.loops._histories
         places["folder"] = self.host.logs._folder._of_key
         places["store"] = self.host.store.all_keys()
-        places["operations"] = self.host.operations.log._mirror._by_key
+        places["operations"] = self.host.operations.journal._mirror._by_key
         places["works"] = [work.key for work in self.host.stop.all_works()]
         found = [name for name, place in places.items() if wanted in place]
         rest = wanted.replace("/", "~").removeprefix("c~")
@@ -234,7 +234,7 @@ class Rig:
 
     async def signal(self) -> None:
         """The instant of a stop, as the daemon acts on a SIGTERM."""
-        self.host.signals.stop_at = 0.0
+        self.host.signals.stop_requested_at = 0.0
         self.host.stop.begin("SIGTERM")
         self.dispatcher.wake()
 
@@ -261,25 +261,28 @@ async def rig(
         stop = Stop("daemon", config.stop)
         stop.install()
         store = Store.open(state)
-        host = Host(
+        host = RuntimeContext(
             state,
             logs,
-            Signals(),
+            SignalHandlers(),
             stop,
             WorkQueue(config.limits.concurrency, random.Random(1)),
             store,
-            Operations(DurableOperations.over(store), state / "operations"),
-            Adoptions(),
+            Operations(OperationJournal.load(store), state / "operations"),
+            AdoptionRegistry(),
             current_children(),
             LoopDetector(),
-            StopRecord(stop),
+            StopRecorder(stop),
             services,
         )
         await services.start(host.store.run)
-        permits = Permits(state, logs.log, lambda _, keys: built.allow(keys))
+        permits = RemovalApprovals(state, logs.log, lambda _, keys: built.approve_removals(keys))
         permits.prepare()
         built = factory.build(
-            loading.Ready(config.controllers["c"], plugin_of(script), script), host, stop, permits
+            loading.LoadedController(config.controllers["c"], plugin_of(script), script),
+            host,
+            stop,
+            permits,
         )
         watchers = list(sources) or [Source("source 0")]
         names = [watcher.name for watcher in watchers if watcher.declares]
@@ -308,7 +311,7 @@ async def _work(  # noqa: ASYNC114 - started below, in a nursery that encloses i
 ) -> None:
     with made.host.stop.scope:
         async with trio.open_nursery() as work:
-            await work.start(made.controller.hold)
+            await work.start(made.controller.supervise_runs)
             work.start_soon(made.controller.watch)
             work.start_soon(made.dispatcher.run)
             task_status.started()

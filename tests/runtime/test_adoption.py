@@ -20,10 +20,16 @@ from trio.testing import MockClock
 
 from reconciled.core.queue.entry import Priority
 from reconciled.journal.operation_record import Ending
-from reconciled.programs.processes import look_up
-from reconciled.programs.program_records import Assignment, ChildRecord, Damaged, Identity, boot_id
+from reconciled.programs.processes import find_process
+from reconciled.programs.program_records import (
+    Assignment,
+    ChildRecord,
+    Identity,
+    RecordDamaged,
+    boot_id,
+)
 from reconciled.runtime.runs import adoption
-from reconciled.runtime.runs.adoption import settle_open
+from reconciled.runtime.runs.adoption import enqueue_open_operations
 
 
 @attrs.define(eq=False)
@@ -105,7 +111,7 @@ async def test_its_key_waits_and_others_do_not(
         assert script.of("a") == []
         assert script.of("b") == ["reconcile"]
         assert key("a") in made.host.adoptions
-        record = made.host.operations.log.open_of(key("a"))
+        record = made.host.operations.journal.find_by_key(key("a"))
         assert record is not None
         # Waiting counts nothing.
         assert (record.attempt, record.recoveries) == (1, 0)
@@ -215,7 +221,7 @@ async def test_it_is_adopted_once(
     program = programs[await leave(tmp_path)] = Program(left=100.0)
     async with revived(tmp_path, script) as made:
         await made.settle()
-        settle_open(made.controller, trio.current_time())
+        enqueue_open_operations(made.controller, trio.current_time())
         await made.settle()
         assert len(list(made.host.stop.all_works())) == 1
         assert len(made.lines("program.adopted")) == 1
@@ -255,7 +261,7 @@ async def test_nothing_races_what_does_not_die(
         assert script.of("a") == ["observe", "recover", "reconcile", "reconcile"]
 
 
-@pytest.mark.parametrize("error", [Damaged("it is no record"), OSError(5, "I/O")])
+@pytest.mark.parametrize("error", [RecordDamaged("it is no record"), OSError(5, "I/O")])
 @pytest.mark.parametrize("when", ["found", "ended"])
 async def test_a_damaged_record_harms_its_key_alone(
     tmp_path: Path,
@@ -274,7 +280,7 @@ async def test_a_damaged_record_harms_its_key_alone(
         await made.settle()
         program.end()
         await made.settle()
-        (line,) = made.lines("program.unknown")
+        (line,) = made.lines("program.unreadable")
         assert str(error) in line["reason"]
         assert program.closed == (when == "ended")
         assert made.host.stop.stage.name == "RUNNING"
@@ -298,7 +304,7 @@ def record(tmp_path: Path, identity: str, program: Identity, **fields: Any) -> P
 
 def held(made: Rig) -> str:
     """Why the key is held."""
-    open_ = made.host.operations.log.open_of(key("a"))
+    open_ = made.host.operations.journal.find_by_key(key("a"))
     assert open_ is not None
     assert open_.hold is not None
     return open_.hold.reason
@@ -341,7 +347,7 @@ async def test_another_boot_has_no_survivors(tmp_path: Path, autojump_clock: Moc
     """After a reboot there is nobody to wait for, whoever has the number now."""
     script = Actor()
     identity = await leave(tmp_path)
-    mine = look_up(os.getpid())
+    mine = find_process(os.getpid())
     assert mine is not None
     record(tmp_path, identity, Identity(mine.pid, mine.started), boot_id="another")
     async with revived(tmp_path, script) as made:
@@ -379,7 +385,7 @@ async def test_a_real_one_is_ended(tmp_path: Path, sleeper: subprocess.Popen[byt
     """An ordinary program that lives is found by its record and ended; its key is recovered."""
     script = Actor()
     identity = await leave(tmp_path)
-    found = look_up(sleeper.pid)
+    found = find_process(sleeper.pid)
     assert found is not None
     record(tmp_path, identity, Identity(found.pid, found.started))
     recovered = trio.Event()

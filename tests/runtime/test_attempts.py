@@ -29,7 +29,7 @@ from reconciled.api import (
     retry,
 )
 from reconciled.journal.operation_record import Ending
-from reconciled.runtime.runs.adoption import settle_open
+from reconciled.runtime.runs.adoption import enqueue_open_operations
 
 # -- the count and the cap -------------------------------------------------------
 
@@ -203,7 +203,7 @@ async def test_changed_options_lift_a_hold_by_the_cap(
         await made.settle()
         assert held(made).by_cap
         made.controller.config = attrs.evolve(made.controller.config, options={"fast": True})
-        settle_open(made.controller, trio.current_time())
+        enqueue_open_operations(made.controller, trio.current_time())
         await made.settle()
         assert await ending_of(made, identity) is Ending.COMPLETED
 
@@ -235,7 +235,7 @@ async def test_other_holds_are_not_lifted(tmp_path: Path, autojump_clock: MockCl
         assert held(made).context
         made.declare(thing("a", 2))
         made.controller.config = attrs.evolve(made.controller.config, options={"fast": True})
-        settle_open(made.controller, trio.current_time())
+        enqueue_open_operations(made.controller, trio.current_time())
         await made.settle()
         assert not held(made).by_cap
         assert script.asked == [("observe", "a"), ("recover", "a")]
@@ -254,7 +254,7 @@ async def test_an_error_before_any_step_closes_it(
     async with revived(tmp_path, script) as made:
         made.declare(thing("a"))
         await made.settle()
-        assert made.host.operations.log.open_of(key("a")) is None
+        assert made.host.operations.journal.find_by_key(key("a")) is None
         consistent(made)
         await trio.sleep(5)
         assert len(seen) > 1
@@ -351,7 +351,7 @@ async def test_every_exit_leaves_the_journal_consistent(
             await trio.sleep(10.5)
         else:
             await trio.sleep(1.1)
-        record = made.host.operations.log.open_of(key("a"))
+        record = made.host.operations.journal.find_by_key(key("a"))
         assert (record is None) == (way == "error")
         consistent(made)
         assert script.of("b") == ["reconcile"]
@@ -374,5 +374,5 @@ async def test_a_cancelled_begin_leaves_nothing_open(
     async with revived(tmp_path, script) as made:
         made.declare(thing("a"))
         await trio.sleep(1)
-        assert made.host.operations.log.open_of(key("a")) is None
+        assert made.host.operations.journal.find_by_key(key("a")) is None
         consistent(made)

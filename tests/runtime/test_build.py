@@ -14,7 +14,12 @@ from reconciled.config.manifests import Parser
 from reconciled.core.problems import Invalid
 from reconciled.core.sources import Watcher
 from reconciled.runtime.controllers.factory import validator, watchers_of
-from reconciled.runtime.controllers.loading import Prepared, Ready, prepare, prepared_whole
+from reconciled.runtime.controllers.loading import (
+    LoadedController,
+    PreparedConfig,
+    prepare,
+    prepared_whole,
+)
 
 PLUGIN = """
 import attrs
@@ -35,7 +40,7 @@ class Exits(Good):
 """
 
 
-def prepared(tmp_path: Path, controllers: str) -> Prepared:
+def prepared(tmp_path: Path, controllers: str) -> PreparedConfig:
     (tmp_path / "plugins").mkdir(mode=0o755)
     (tmp_path / "plugins" / "mine.py").write_text(PLUGIN)
     (tmp_path / "plugins" / "broken.py").write_text("import sys; sys.exit(3)")
@@ -109,7 +114,7 @@ class Budgeted(Script):
 )
 def test_a_budget_is_judged_with_its_manifest(value: Any, told: str) -> None:
     """A budget above stop.critical, or one that cannot be told, harms its manifest alone."""
-    ready: Any = Ready(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
+    ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(validator(ready, lambda: 60.0))
     text = "".join(
         f"---\nkind: Thing\nmetadata: {{name: {name}}}\nspec: {{value: {given}}}\n"
@@ -122,7 +127,7 @@ def test_a_budget_is_judged_with_its_manifest(value: Any, told: str) -> None:
 
 def test_kinds_of_others_are_not_judged() -> None:
     """A manifest of a kind that this controller does not take is none of its business."""
-    ready: Any = Ready(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
+    ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(validator(ready, lambda: 60.0))
     manifests, problems = parser.parse(
         b"kind: Other\nmetadata: {name: a}\nspec: {anything: 1}\n", "x.yaml"
@@ -148,7 +153,7 @@ def test_each_watch_has_its_watcher(tmp_path: Path) -> None:
 async def test_a_limit_that_a_reload_changes_counts_at_once() -> None:
     """The validator asks for stop.critical each time, since a reload may change it."""
     limit = 60.0
-    ready: Any = Ready(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
+    ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(validator(ready, lambda: limit))
     text = b"kind: Thing\nmetadata: {name: a}\nspec: {value: 61}\n"
     assert parser.parse(text, "x.yaml")[0] == []

@@ -18,7 +18,12 @@ from reconciled.core.problems import Problem
 from reconciled.core.queue.entry import Priority
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Snapshot, Tick
-from reconciled.runtime.decisions.removals import Held, Permits, read_held, write_permit
+from reconciled.runtime.decisions.removals import (
+    PendingApproval,
+    RemovalApprovals,
+    read_pending,
+    write_approval,
+)
 
 NAMES = [f"k{number}" for number in range(8)]
 
@@ -404,20 +409,20 @@ async def test_c10_many_removals_are_held_until_they_are_permitted(
         (line,) = made.lines("removals.held")
         assert (line["count"], line["owned"]) == (7, 8)
         assert line["settle"] == "reconciled allow c"
-        held = read_held(made.host.state, "c")
-        assert held == Held("c", tuple(key(name) for name in NAMES[1:]), 8)
+        held = read_pending(made.host.state, "c")
+        assert held == PendingApproval("c", tuple(key(name) for name in NAMES[1:]), 8)
         # Ticks, time and an equal snapshot let nothing go.
         made.say(Tick("every 1m"))
         made.declare(thing("k0"))
         await trio.sleep(1000)
         assert script.removals == []
         assert len(made.lines("removals.held")) == 1
-        write_permit(made.host.state, held)
-        made.permits.look()
+        write_approval(made.host.state, held)
+        made.permits.poll()
         await made.settle()
         assert sorted(request.name for request in script.removals) == NAMES[1:]
-        assert read_held(made.host.state, "c") is None
-        assert len(made.lines("removals.settled")) == 1
+        assert read_pending(made.host.state, "c") is None
+        assert len(made.lines("removals.released")) == 1
         assert list(made.permits.directory.iterdir()) == []
         assert [made.traces(name) for name in NAMES[1:]] == [[]] * 7
 
@@ -429,11 +434,11 @@ async def test_a_permit_is_for_what_was_shown(tmp_path: Path, autojump_clock: Mo
         await held_rig(made)
         made.declare(thing("k0"), thing("k1"))
         await made.settle()
-        write_permit(made.host.state, Held("c", (key("k1"), key("k2")), 8))
-        made.permits.look()
+        write_approval(made.host.state, PendingApproval("c", (key("k1"), key("k2")), 8))
+        made.permits.poll()
         await made.settle()
         assert [request.name for request in script.removals] == ["k2"]
-        held = read_held(made.host.state, "c")
+        held = read_pending(made.host.state, "c")
         assert held is not None
         assert held.keys == tuple(key(name) for name in NAMES[3:])
         # The permit of k1 is spent: it is held like the others when it goes again.
@@ -450,7 +455,7 @@ async def test_held_keys_that_return_settle_it(tmp_path: Path, autojump_clock: M
         made.declare(*map(thing, NAMES))
         await made.settle()
         assert script.removals == []
-        assert read_held(made.host.state, "c") is None
+        assert read_pending(made.host.state, "c") is None
         assert made.controller.statuses[key("k3")].outcome is Outcome.DONE
         assert made.controller.absent == {}
 
@@ -466,10 +471,10 @@ async def test_a_stale_note_of_held_removals_goes(
         made.declare(*map(thing, NAMES))
         await made.settle()
         # Not all is known yet: it may be held again.
-        assert read_held(made.host.state, "c") is not None
+        assert read_pending(made.host.state, "c") is not None
         made.declare(source=1)
         await made.settle()
-        assert read_held(made.host.state, "c") is None
+        assert read_pending(made.host.state, "c") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"keys": 3}', '{"keys": [[]]}', "\xff\xfe"])
@@ -482,24 +487,26 @@ async def test_a_bad_permit_permits_nothing(
         await held_rig(made)
         file = made.permits.directory / "c.allow"
         file.write_bytes(content.encode("latin-1"))
-        made.permits.look()
+        made.permits.poll()
         await made.settle()
         assert script.removals == []
         assert not file.exists()
-        assert len(made.lines("removals.bad_permit")) == 1
+        assert len(made.lines("removals.bad_approval")) == 1
 
 
 async def test_permits_are_found_as_they_come(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A permit that is there at the start, and one that comes later, are both acted on."""
     given: list[Any] = []
     (tmp_path / "removals").mkdir()
-    permits = Permits(tmp_path, logs_to(tmp_path / "log").log, lambda *call: given.append(call))
-    write_permit(tmp_path, Held("a", (key("1"),), 1))
+    permits = RemovalApprovals(
+        tmp_path, logs_to(tmp_path / "log").log, lambda *call: given.append(call)
+    )
+    write_approval(tmp_path, PendingApproval("a", (key("1"),), 1))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(permits.serve)
         await trio.testing.wait_all_tasks_blocked()
         assert given == [("a", {key("1")})]
-        write_permit(tmp_path, Held("b", (key("2"),), 1))
+        write_approval(tmp_path, PendingApproval("b", (key("2"),), 1))
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert given[1:] == [("b", {key("2")})]
         nursery.cancel_scope.cancel(reason="seen")
@@ -516,11 +523,13 @@ async def test_permits_are_found_without_inotify_too(
     monkeypatch.setattr("asyncinotify.Inotify", refused)
     given: list[str] = []
     (tmp_path / "removals").mkdir()
-    permits = Permits(tmp_path, logs_to(tmp_path / "log").log, lambda name, _: given.append(name))
+    permits = RemovalApprovals(
+        tmp_path, logs_to(tmp_path / "log").log, lambda name, _: given.append(name)
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(permits.serve)
         await trio.testing.wait_all_tasks_blocked()
-        write_permit(tmp_path, Held("b", (key("2"),), 1))
+        write_approval(tmp_path, PendingApproval("b", (key("2"),), 1))
         await trio.sleep(5.1)
         assert given == ["b"]
         nursery.cancel_scope.cancel(reason="seen")
@@ -534,7 +543,7 @@ async def test_a_symbolic_link_is_no_permit(tmp_path: Path, autojump_clock: Mock
         elsewhere = tmp_path / "elsewhere"
         elsewhere.write_text(json.dumps({"keys": [key("k1")]}))
         (made.permits.directory / "c.allow").symlink_to(elsewhere)
-        made.permits.look()
+        made.permits.poll()
         await made.settle()
         assert script.removals == []
         assert elsewhere.exists()
@@ -659,7 +668,7 @@ async def test_nothing_is_taken_from_a_source_after_the_instant(
     async with rig(tmp_path, script) as made:
         made.declare(thing("a"))
         await made.settle()
-        made.host.signals.stop_at = 0.0
+        made.host.signals.stop_requested_at = 0.0
         made.declare(thing("a", 2), thing("b"))
         await made.settle()
         assert list(made.controller.manifests) == [key("a")]

@@ -17,10 +17,10 @@ from reconciled.api import Complete, Decision, Hold, Secret, Wait
 from reconciled.config.load import load
 from reconciled.journal.operation_record import Ending, Resolution
 from reconciled.observe.redaction import REDACTED, Redactor
-from reconciled.offline.scan import survey
+from reconciled.offline.scan import scan_sources
 from reconciled.offline.secrets import unresolved, visible
-from reconciled.runtime.controllers.loading import Prepared, prepare
-from reconciled.runtime.controllers.secrets import hide, with_secrets
+from reconciled.runtime.controllers.loading import PreparedConfig, prepare
+from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
 
 PLUGIN = """
 import attrs
@@ -62,7 +62,7 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def prepared(tmp_path: Path) -> Prepared:
+def prepared(tmp_path: Path) -> PreparedConfig:
     (tmp_path / "plugins").mkdir(mode=0o755)
     (tmp_path / "plugins/mine.py").write_text(PLUGIN)
     config = tmp_path / "r.yaml"
@@ -81,7 +81,7 @@ def test_options_without_their_secret_stall_one_controller(
     tmp_path: Path, credentials: Path
 ) -> None:
     """Options that refer to what was not handed in stall their controller, with the place."""
-    found = with_secrets(prepared(tmp_path))
+    found = stall_without_secrets(prepared(tmp_path))
     assert [ready.config.name for ready in found.ready] == ["good"]
     (stalled,) = found.stalled
     assert stalled.config.name == "bad"
@@ -97,7 +97,7 @@ async def test_what_check_says_of_secrets(
 ) -> None:
     """In the unit each missing one is named where it is wanted; outside one line names all."""
     found = prepared(tmp_path)
-    surveyed = await survey(found, {})
+    surveyed = await scan_sources(found, {})
     assert visible()
     (line,) = unresolved(surveyed)
     assert line.startswith(
@@ -114,7 +114,7 @@ async def test_what_check_says_of_secrets(
 def test_credentials_are_hidden_from_the_log(credentials: Path) -> None:
     """Everything that was handed in is hidden, whoever reads it and however it gets there."""
     redactor = Redactor()
-    hide(redactor)
+    redact_credentials(redactor)
     assert redactor.redact("it says tok-Q7x9") == f"it says {REDACTED}"
 
 
@@ -143,7 +143,7 @@ async def test_a_missing_secret_holds_an_interrupted_operation(
         )
         assert not hold.by_cap
         assert script.of("a") == ["observe", "recover"]
-        assert made.host.operations.log.find(identity) is not None
+        assert made.host.operations.journal.find(identity) is not None
 
 
 @pytest.mark.parametrize("looks", [UNKNOWN, DIFFERENT])
@@ -188,7 +188,9 @@ async def test_with_the_secret_back_a_person_lets_it_go_on(
         await made.settle()
         assert held(made)
         (credentials / "gone").rename(credentials / "t")
-        await made.host.operations.log.resolve(identity, Resolution.FORWARD, who="me", why="back")
+        await made.host.operations.journal.resolve(
+            identity, Resolution.FORWARD, who="me", why="back"
+        )
         made.wish("a")
         await made.settle()
         assert await ending_of(made, identity) is Ending.DONE
@@ -206,11 +208,11 @@ async def test_no_secret_is_noted_in_the_journal(
     script.word = word
     identity = await leave(tmp_path)
     async with revived(tmp_path, script) as made:
-        hide(made.host.logs.redactor)
+        redact_credentials(made.host.logs.redactor)
         # What its programs say is part of such words.
         assert made.host.children.redact("tok-Q7x9") == REDACTED
         await made.settle()
-        log = made.host.operations.log
+        log = made.host.operations.journal
         record = log.find(identity) or await past_of(made, identity)
         assert REDACTED in repr(record)
         assert "tok-Q7x9" not in repr(record)
@@ -242,8 +244,8 @@ async def test_no_secret_stands_in_the_report_of_a_stop(
     """What ended the daemon is reported without the secret that its message has."""
     world.configure("a")
     async with world.running() as daemon:
-        hide(daemon.logs.redactor)
-        daemon.host.stop.crash("crash: KeyError('tok-Q7x9')")
+        redact_credentials(daemon.logs.redactor)
+        daemon.context.stop.crash("crash: KeyError('tok-Q7x9')")
     for name in ("last-stop.json", "last-stop.txt"):
         text = (world.state / name).read_text()
         assert f"crash: KeyError('{REDACTED}')" in text

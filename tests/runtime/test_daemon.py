@@ -17,11 +17,16 @@ from reconciled.api import Result, done
 from reconciled.core.resources import Key
 from reconciled.core.stages import Stage
 from reconciled.observe.logs import Logs
-from reconciled.programs.orphans import Orphans
+from reconciled.programs.orphans import OrphanReaper
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.reload import Reloader
-from reconciled.runtime.decisions.removals import Held, Permits, read_held, write_permit
+from reconciled.runtime.decisions.removals import (
+    PendingApproval,
+    RemovalApprovals,
+    read_pending,
+    write_approval,
+)
 from reconciled.runtime.runs.dispatcher import Dispatcher
 
 
@@ -31,7 +36,7 @@ async def hang(_: Any) -> Result:
 
 
 def stage_of(daemon: Daemon) -> Stage:
-    return daemon.host.stop.stage
+    return daemon.context.stop.stage
 
 
 def critical_for(seconds: float, ended: list[float]) -> Any:
@@ -161,9 +166,9 @@ async def crashes() -> NoReturn:
 PLACES: dict[str, tuple[type, str]] = {
     "dispatcher": (Dispatcher, "run"),
     "intake": (Controller, "watch"),
-    "permits": (Permits, "serve"),
+    "permits": (RemovalApprovals, "serve"),
     "reload": (Reloader, "serve"),
-    "orphan reaper": (Orphans, "reap"),
+    "orphan reaper": (OrphanReaper, "reap"),
     "log": (Logs, "serve"),
 }
 
@@ -199,7 +204,7 @@ async def test_a_crash_ends_in_a_staged_stop(
     assert world.lines("store.failed") == []
     assert world.lines("reconcile.done", key="a/critical")
     assert "a fault of ours" in json.dumps(world.lines("daemon.crashed"))
-    assert daemon.host.stop.cut_count == 0
+    assert daemon.context.stop.cut_count == 0
 
 
 async def test_a_crash_before_anything_runs(
@@ -207,11 +212,11 @@ async def test_a_crash_before_anything_runs(
 ) -> None:
     """A fault while the daemon is put together is told as itself, and ends it with 1."""
 
-    def fail(_: Permits) -> None:
+    def fail(_: RemovalApprovals) -> None:
         raise ZeroDivisionError("a fault of ours")
 
     world.configure("a")
-    monkeypatch.setattr(Permits, "prepare", fail)
+    monkeypatch.setattr(RemovalApprovals, "prepare", fail)
     async with world.running():
         pass
     assert world.code == 1
@@ -232,12 +237,12 @@ async def test_a_crash_of_the_runs_place_cuts_nothing_either(
         def broken(*_: Any) -> NoReturn:
             raise ZeroDivisionError("a fault of ours")
 
-        daemon.host.on_outcome = broken
+        daemon.context.on_outcome = broken
         world.say("a", thing("critical"), thing("x"))
         await trio.sleep(1)
         assert stage_of(daemon) is Stage.STOPPING
         assert world.going == {"a/critical"}
-        daemon.host.on_outcome = None
+        daemon.context.on_outcome = None
     assert ended == [began + 40]
     assert world.code == 1
 
@@ -256,27 +261,27 @@ async def test_a_permit_given_while_nothing_ran_is_used_at_the_start(
         world.say("a", thing("k0"))
         await world.settle()
         assert world.removed == []
-    held = read_held(world.state, "a")
-    assert held == Held("a", tuple(Key(f"a/{name}") for name in names[1:]), 8)
+    held = read_pending(world.state, "a")
+    assert held == PendingApproval("a", tuple(Key(f"a/{name}") for name in names[1:]), 8)
     async with world.running():
         assert world.removed == []
         assert len(world.lines("removals.held")) == 2
-    write_permit(world.state, held)
+    write_approval(world.state, held)
     async with world.running():
         await world.settle()
         assert sorted(world.removed) == [f"a/{name}" for name in names[1:]]
         # Nobody is asked a second time about what has been permitted.
         assert len(world.lines("removals.held")) == 2
-        assert read_held(world.state, "a") is None
+        assert read_pending(world.state, "a") is None
 
 
 async def test_a_permit_for_no_controller_is_told(world: World, autojump_clock: MockClock) -> None:
     """A permit for a controller that does not run is told, and gone."""
     world.configure("a")
     async with world.running() as daemon:
-        write_permit(world.state, Held("zz", (), 1))
-        daemon.permits.look()
-        assert world.lines("removals.bad_permit", controller="zz")
+        write_approval(world.state, PendingApproval("zz", (), 1))
+        daemon.approvals.poll()
+        assert world.lines("removals.bad_approval", controller="zz")
 
 
 async def test_sigusr2_shows_the_tasks(world: World, autojump_clock: MockClock) -> None:

@@ -20,7 +20,7 @@ from trio.testing import MockClock
 from reconciled.api import Request, Result, after, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.core.desired import Desired
+from reconciled.core.desired import DesiredState
 from reconciled.core.loops import LoopDetector
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.queue.entry import Priority
@@ -29,14 +29,14 @@ from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key
 from reconciled.core.sources import Snapshot
 from reconciled.core.stages import StopLimits
-from reconciled.instant import Signals
+from reconciled.instant import SignalHandlers
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
-from reconciled.runtime.adoption_registry import Adoptions
-from reconciled.runtime.context import Host
+from reconciled.runtime.adoption_registry import AdoptionRegistry
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.runtime.stop_recorder import StopRecord
+from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.stop import Stop
 
 # The rounds, in parts: the first is in every run.
@@ -81,16 +81,16 @@ class Round:
     logs: Logs
     rng: random.Random
     limit: int = 6
-    signals: Signals = attrs.field(factory=Signals)
+    signals: SignalHandlers = attrs.field(factory=SignalHandlers)
     starts: int = 0
     late: list[str] = attrs.field(factory=list)
     going: Counter[str] = attrs.field(factory=Counter)
     most: Counter[str] = attrs.field(factory=Counter)
-    host: Host = attrs.field(init=False)
+    host: RuntimeContext = attrs.field(init=False)
 
     async def work(self, request: Request[Any]) -> Result:
         """A run of random length; a key's controller is in its name."""
-        if self.signals.stop_at is not None:
+        if self.signals.stop_requested_at is not None:
             self.late.append(request.key)  # an exception would be the reconciler's failure
         self.starts += 1
         name = request.key.partition("/")[0]
@@ -113,7 +113,7 @@ class Round:
         script.acts = {f"k{number}": self.work for number in range(50)}
         config = self.config.controllers[name]
         lane = self.host.queue.lane(name, config.concurrency, Backoff())
-        desired = Desired(name, "Thing", ["x"], RemovalGuard(), set())
+        desired = DesiredState(name, "Thing", ["x"], RemovalGuard(), set())
         desired.apply("x", Snapshot(tuple(map(thing, script.acts)), complete=True), 0.0)
         no_permits: Any = None
         return Controller(
@@ -134,7 +134,7 @@ class Round:
         stop.install()
         store: Any = AllDone()
         async with trio.open_nursery() as services:
-            self.host = Host(
+            self.host = RuntimeContext(
                 Path("/nowhere"),
                 self.logs,
                 self.signals,
@@ -142,10 +142,10 @@ class Round:
                 WorkQueue(self.limit, self.rng),
                 store,
                 NoOperations(),  # type: ignore[arg-type]
-                Adoptions(),
+                AdoptionRegistry(),
                 current_children(),
                 LoopDetector(),
-                StopRecord(stop),
+                StopRecorder(stop),
                 services,
             )
             services.start_soon(stop.run_stages, lambda left: pytest.fail(f"left: {left}"))
@@ -154,7 +154,7 @@ class Round:
             with stop.scope:
                 async with trio.open_nursery() as work:
                     for each in controllers.values():
-                        await work.start(each.hold)
+                        await work.start(each.supervise_runs)
                     work.start_soon(dispatcher.run)
                     work.start_soon(self.feed, adds, dispatcher)
             ended = trio.current_time()
@@ -167,7 +167,7 @@ class Round:
         for step in range(adds):
             if step == flagged:
                 # What the signal handler does; the loop learns of it later.
-                self.signals.stop_at = trio.current_time()
+                self.signals.stop_requested_at = trio.current_time()
             name = self.rng.choice(NAMES)
             wanted = Key(f"{name}/k{self.rng.randrange(50)}")
             lane = next(lane for lane in self.host.queue if lane.name == name)
@@ -216,7 +216,7 @@ def test_c05_nothing_starts_after_the_instant(config: Config, batch: range) -> N
         queue = made.host.queue
         assert queue.running == 0
         # Whatever was wanted and not served is known, and comes back with the next full read.
-        assert made.host.record.not_served <= queue.unserved().waiting
+        assert made.host.stop_recorder.not_served <= queue.unserved().waiting
         refused = sum(lane.counters.refused for lane in queue)
         adds = sum(lane.counters.adds for lane in queue)
         assert adds + refused >= ADDS
@@ -282,7 +282,7 @@ async def test_between_hand_out_and_first_step_the_instant_counts(
         await made.settle()
         made.wish("a")
         made.dispatcher._hand_out()
-        made.host.signals.stop_at = 0.0
+        made.host.signals.stop_requested_at = 0.0
         await made.settle()
         assert script.ran == ["a"]
         assert made.standing("a") == "waiting"
@@ -310,7 +310,7 @@ async def test_keys_that_were_not_served_are_counted(
         await made.signal()
         await made.controller.ended.wait()
         assert script.ran == ["a"]
-        assert made.host.record.not_served == 3
+        assert made.host.stop_recorder.not_served == 3
 
 
 async def test_a_key_without_a_controller_is_given_back(

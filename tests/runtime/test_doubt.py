@@ -34,7 +34,7 @@ from reconciled.api import (
     RollBack,
     done,
 )
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
 
@@ -103,7 +103,7 @@ async def test_nothing_runs_before_the_outcome_is_durable(
         await trio.sleep(60)
         assert script.of("a") == ["reconcile"]
         assert made.standing("a") == "retrying"
-        assert [record.id for record in made.host.operations.log.pending] == seen
+        assert [record.id for record in made.host.operations.journal.pending] == seen
         made.wish("a")
         await made.settle()
         assert script.of("a") == ["reconcile"]
@@ -145,7 +145,7 @@ async def test_an_undo_that_cannot_be_journaled_is_a_retry(
 async def damage(tmp_path: Path) -> None:
     """Let an earlier life have found the store damaged."""
 
-    async def act(store: Store, _: DurableOperations) -> None:
+    async def act(store: Store, _: OperationJournal) -> None:
         store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
 
     await earlier(tmp_path, act)
@@ -183,7 +183,7 @@ async def test_after_damage_nothing_is_removed(tmp_path: Path, autojump_clock: M
         assert made.controller.removing == {key("a")}
         assert script.removals == []
         assert made.host.store.all_keys() == {key("a"), key("b")}
-        await made.host.store.end_degraded("eve", "I looked")
+        await made.host.store.clear_degraded("eve", "I looked")
         made.wish("a")
         await made.settle()
         assert [request.name for request in script.removals] == ["a"]

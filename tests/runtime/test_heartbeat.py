@@ -19,11 +19,11 @@ from trio.testing import MockClock
 from reconciled.api import Result, done
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
-from reconciled.runtime.daemon.reload import Outcome
+from reconciled.runtime.daemon.reload import ReloadOutcome
 from reconciled.runtime.host import status_line
 from reconciled.runtime.host.heartbeat import LONGEST_EXTENSION, Heartbeat
 
-BAD = Outcome(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"),))
+BAD = ReloadOutcome(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"),))
 
 
 @attrs.frozen
@@ -142,7 +142,7 @@ async def test_ready_comes_with_what_it_stands_for(
         assert b.manager.states == []
         b.rig.declare(thing("x"), thing("y"))
         await b.rig.settle()
-        b.heart.ready()
+        b.heart.notify_ready()
         await trio.sleep(60)
         (ready,) = b.manager.all("READY")
         assert ready.at == 3
@@ -159,8 +159,8 @@ async def test_the_start_is_told_and_given_its_time(
         assert b.manager.texts == ["starting: reading 2 sources"]
         asked = b.manager.all("EXTEND_TIMEOUT_USEC")
         limit = max(message.at + message.extension for message in asked)
-        assert limit == pytest.approx(status_line.SURVEY + 5, abs=0.1)
-        assert all(each.at < 0.5 * limit or each.at <= status_line.SURVEY for each in asked)
+        assert limit == pytest.approx(status_line.SYNC_TIMEOUT + 5, abs=0.1)
+        assert all(each.at < 0.5 * limit or each.at <= status_line.SYNC_TIMEOUT for each in asked)
 
 
 # -- what a full socket refuses ------------------------------------------------------------------
@@ -171,10 +171,10 @@ async def test_ready_is_not_lost(tmp_path: Path, autojump_clock: MockClock) -> N
     async with beating(tmp_path, Manager()) as b:
         await trio.sleep(1.25)
         b.manager.full = True
-        b.heart.ready()
-        b.heart.reload(None)
+        b.heart.notify_ready()
+        b.heart.notify_reload(None)
         await trio.sleep(10)
-        b.heart.reload(Outcome())
+        b.heart.notify_reload(ReloadOutcome())
         assert b.manager.states == []
         b.manager.full = False
         await trio.sleep(0.6)
@@ -193,7 +193,7 @@ async def test_a_stop_is_told_when_there_is_room_again(
     async with beating(tmp_path, Manager(), script) as b:
         b.rig.declare(thing("x"))
         await b.rig.settle()
-        b.heart.ready()
+        b.heart.notify_ready()
         b.manager.full = True
         await b.stop()
         await trio.sleep(3)
@@ -214,7 +214,7 @@ async def test_the_status_is_told_when_it_changes(
     script.acts["x"] = hang
     async with beating(tmp_path, Manager(), script) as b:
         b.rig.declare()
-        b.heart.ready()
+        b.heart.notify_ready()
         await trio.sleep(600)
         assert len(b.manager.heard) <= 2
         b.rig.declare(thing("x"))
@@ -223,7 +223,7 @@ async def test_the_status_is_told_when_it_changes(
         last = b.manager.heard[-1]
         assert last.fields == {"STATUS": "ready: 1 key, 1 running, 0 held"}
         assert last.at <= changed + 1
-        b.rig.host.paused = "the host shuts down"
+        b.rig.host.pause_reason = "the host shuts down"
         await trio.sleep(1.1)
         assert b.manager.texts[-1] == "paused: the host shuts down: 1 key, 1 running, 0 held"
 
@@ -235,7 +235,7 @@ async def test_the_watchdog_is_fed_every_third(
     """Between two WATCHDOG=1 lies at most a third of the manager's limit, and not much less."""
     async with beating(tmp_path, Manager(watchdog)) as b:
         b.rig.declare()
-        b.heart.ready()
+        b.heart.notify_ready()
         await trio.sleep(200 * watchdog)
         told = list(gaps(b.manager.all("WATCHDOG"), trio.current_time()))
         assert max(told) <= watchdog / 3 + 1e-6
@@ -245,7 +245,7 @@ async def test_the_watchdog_is_fed_every_third(
 async def test_nobody_watches_nothing_is_fed(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Without a watchdog of the manager none is told."""
     async with beating(tmp_path, Manager()) as b:
-        b.heart.ready()
+        b.heart.notify_ready()
         await trio.sleep(600)
         assert b.manager.all("WATCHDOG") == []
 
@@ -253,13 +253,13 @@ async def test_nobody_watches_nothing_is_fed(tmp_path: Path, autojump_clock: Moc
 async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Its watchdog is on from the READY=1 that it has taken to the instant of a stop."""
     async with beating(tmp_path, Manager(60.0)) as b:
-        assert not b.heart.watched
+        assert not b.heart.has_watchdog
         b.manager.full = True
-        b.heart.ready()
-        assert not b.heart.watched
+        b.heart.notify_ready()
+        assert not b.heart.has_watchdog
         b.manager.full = False
         await trio.sleep(1.1)
-        assert b.heart.watched
+        assert b.heart.has_watchdog
         b.heart.reload(None)
         assert b.heart.watched
         b.rig.host.signals.stop_at = 0.0
@@ -276,13 +276,13 @@ async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockCloc
     """RELOADING says when it began, in the system's monotonic time, and READY follows."""
     async with beating(tmp_path, Manager()) as b:
         b.rig.declare()
-        b.heart.ready()
+        b.heart.notify_ready()
         before = time.monotonic_ns() // 1000
-        b.heart.reload(None)
+        b.heart.notify_reload(None)
         began = b.manager.heard[-1].fields
         assert before <= began["MONOTONIC_USEC"] <= time.monotonic_ns() // 1000
         assert began["STATUS"] == "reloading"
-        b.heart.reload(Outcome())
+        b.heart.notify_reload(ReloadOutcome())
         assert b.manager.states == ["READY", "RELOADING", "READY"]
         assert b.manager.texts[-1] == "ready: 0 keys, 0 running, 0 held"
 
@@ -291,10 +291,10 @@ async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: Mo
     """One that changes nothing ends with READY as well; the status says so until a better one."""
     async with beating(tmp_path, Manager()) as b:
         b.rig.declare()
-        b.heart.ready()
-        for outcome, more in ((BAD, "; the last reload failed"), (Outcome(), "")):
-            b.heart.reload(None)
-            b.heart.reload(outcome)
+        b.heart.notify_ready()
+        for outcome, more in ((BAD, "; the last reload failed"), (ReloadOutcome(), "")):
+            b.heart.notify_reload(None)
+            b.heart.notify_reload(outcome)
             assert b.manager.states[-2:] == ["RELOADING", "READY"]
             text, _, note = b.manager.texts[-1].partition(", the configuration")
             assert text == f"ready: 0 keys, 0 running, 0 held{more}"
@@ -308,13 +308,13 @@ async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: Moc
     async with beating(tmp_path, Manager(), script) as b:
         b.rig.declare(thing("x"))
         await b.rig.settle()
-        b.heart.ready()
-        b.heart.reload(None)
+        b.heart.notify_ready()
+        b.heart.notify_reload(None)
         await b.stop()
         await trio.sleep(1.1)
-        b.heart.reload(BAD)
-        b.heart.reload(None)
-        b.heart.reload(Outcome())
+        b.heart.notify_reload(BAD)
+        b.heart.notify_reload(None)
+        b.heart.notify_reload(ReloadOutcome())
         await trio.sleep(1.1)
         assert b.manager.states == ["READY", "RELOADING", "STOPPING"]
         assert b.manager.texts[-1].startswith("draining: critical")
@@ -343,7 +343,7 @@ async def test_time_is_asked_for_while_something_is_waited_for(
     async with beating(tmp_path, Manager(60.0), script) as b:
         b.rig.declare(thing("x"), thing("y"))
         await b.rig.settle()
-        b.heart.ready()
+        b.heart.notify_ready()
         begun = trio.current_time()
         await b.stop()
         await b.over()
@@ -368,7 +368,7 @@ async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: Mo
     async with beating(tmp_path, Manager(), script) as b:
         b.rig.declare(thing("x"), thing("y"), thing("z"))
         await b.rig.settle()
-        b.heart.ready()
+        b.heart.notify_ready()
         await b.stop()
         await b.rig.settle()
         assert b.manager.texts[-1] == (
@@ -390,7 +390,7 @@ async def test_a_stop_that_cut_says_so_to_the_end(
     async with beating(tmp_path, Manager(), script) as b:
         b.rig.declare(thing("x"))
         await b.rig.settle()
-        b.heart.ready()
+        b.heart.notify_ready()
         await b.stop()
         for _ in range(2):
             b.rig.host.stop.escalate("SIGINT again")
@@ -403,7 +403,7 @@ async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: Moc
     """A stop that has nothing to wait for is told, and takes the unit's own time."""
     async with beating(tmp_path, Manager()) as b:
         b.rig.declare()
-        b.heart.ready()
+        b.heart.notify_ready()
         await trio.sleep(100)
         await b.stop()
         await trio.sleep(60)
@@ -418,7 +418,7 @@ async def test_a_stop_that_is_over_at_once_is_told(
     """STOPPING is told even where the services are cancelled before the next beat."""
     async with beating(tmp_path, Manager()) as b:
         b.rig.declare()
-        b.heart.ready()
+        b.heart.notify_ready()
         await trio.sleep(1.1)
         b.rig.host.stop.begin("SIGTERM")
         b.nursery.cancel_scope.cancel(reason="work has ended")
@@ -444,7 +444,7 @@ async def test_a_cleanup_is_given_its_time(tmp_path: Path, autojump_clock: MockC
     async with beating(tmp_path, Manager(), script) as b:
         b.rig.declare(thing("y"))
         await b.rig.settle()
-        b.heart.ready()
+        b.heart.notify_ready()
         begun = trio.current_time()
         await b.stop()
         await b.over()

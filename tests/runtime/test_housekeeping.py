@@ -16,29 +16,36 @@ from trio.testing import MockClock
 
 from reconciled.journal.operation_record import Ending, Hold
 from reconciled.programs.attempts import fence
-from reconciled.programs.processes import look_up
+from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import boot_id
 from reconciled.runtime.daemon import retention
-from reconciled.runtime.daemon.retention import AGE, ALWAYS, MOST, Files, Housekeeping, superfluous
+from reconciled.runtime.daemon.retention import (
+    AGE,
+    MAX_KEPT,
+    MIN_KEPT,
+    OperationFiles,
+    Retention,
+    superfluous,
+)
 
 OLD = AGE + 60.0
 
 
-def files(count: int, age: float) -> list[Files]:
-    return [Files(f"{number:026}", age) for number in range(count)]
+def files(count: int, age: float) -> list[OperationFiles]:
+    return [OperationFiles(f"{number:026}", age) for number in range(count)]
 
 
 def test_the_newest_stay_whatever_their_age() -> None:
     """Of old directories the newest ALWAYS stay; those before them go, the oldest first."""
-    old = files(ALWAYS + 3, OLD)
+    old = files(MIN_KEPT + 3, OLD)
     assert superfluous(old[::-1]) == old[:3]
-    assert superfluous(old[:ALWAYS]) == []
+    assert superfluous(old[:MIN_KEPT]) == []
 
 
 def test_young_ones_stay_up_to_a_limit() -> None:
     """Younger ones than AGE stay too, but never more than MOST, so that a disk does not fill."""
-    assert superfluous(files(MOST, AGE - 60.0)) == []
-    young = files(MOST + 2, AGE - 60.0)
+    assert superfluous(files(MAX_KEPT, AGE - 60.0)) == []
+    young = files(MAX_KEPT + 2, AGE - 60.0)
     assert superfluous(young) == young[:2]
 
 
@@ -59,14 +66,14 @@ def directory(made: Rig, operation: str, age: float = OLD) -> Path:
 
 
 async def begun(made: Rig, name: str, age: float = OLD) -> tuple[str, Path]:
-    record = await made.host.operations.log.begin(key(name), "write", {"removal": False})
+    record = await made.host.operations.journal.begin(key(name), "write", {"removal": False})
     return record.id, directory(made, record.id, age)
 
 
 async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock: MockClock) -> None:
     """Files of an operation that is open or held stay for ever; after its end they go."""
     async with rig(tmp_path, Script()) as made:
-        log, keeper = made.host.operations.log, Housekeeping(made.host)
+        log, keeper = made.host.operations.journal, Retention(made.host)
         _, opened = await begun(made, "a")
         held, waiting = await begun(made, "b")
         over, gone = await begun(made, "c")
@@ -80,7 +87,7 @@ async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock:
         assert await keeper.tidy() == 1
         assert not gone.exists()
         assert all(place.exists() for place in (opened, waiting, recent, stranger))
-        assert made.lines("operation.unknown") == []
+        assert made.lines("operation.files_removed") == []
 
 
 async def test_files_without_a_record_are_evidence(
@@ -88,7 +95,7 @@ async def test_files_without_a_record_are_evidence(
 ) -> None:
     """What the journal knows nothing of goes after AGE with a line; not while it is in doubt."""
     async with rig(tmp_path, Script()) as made:
-        keeper = Housekeeping(made.host)
+        keeper = Retention(made.host)
         old, young = "0" * 26, "1" * 26
         directory(made, old)
         directory(made, young, age=60.0)
@@ -98,7 +105,7 @@ async def test_files_without_a_record_are_evidence(
         made.host.store.writer.meta = whole
         assert await keeper.tidy() == 1
         assert [each.name for each in made.host.operations.root.iterdir()] == [young]
-        assert made.lines("operation.unknown")[0]["operation"] == old
+        assert made.lines("operation.files_removed")[0]["operation"] == old
 
 
 async def test_a_round_is_bounded_and_comes_again(
@@ -109,7 +116,7 @@ async def test_a_round_is_bounded_and_comes_again(
     async with rig(tmp_path, Script()) as made:
         for number in range(5):
             directory(made, f"{number:026}")
-        made.host.services.start_soon(Housekeeping(made.host).serve)
+        made.host.services.start_soon(Retention(made.host).serve)
         await made.settle()
         left = []
         for _ in range(4):
@@ -137,7 +144,7 @@ async def test_a_living_program_keeps_its_files(
     few: None, tmp_path: Path, autojump_clock: MockClock, living: int
 ) -> None:
     """While a program of an operation lives, its files stay, though the operation is over."""
-    process = look_up(living)
+    process = find_process(living)
     assert process is not None
     identity = f'{{"pid": {living}, "started": {process.started}}}'
     async with rig(tmp_path, Script()) as made:
@@ -148,7 +155,7 @@ async def test_a_living_program_keeps_its_files(
         )
         then = time.time() - OLD
         os.utime(place, (then, then))
-        assert await Housekeeping(made.host).tidy() == 0
+        assert await Retention(made.host).tidy() == 0
         os.kill(living, 9)
         os.waitid(os.P_PID, living, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it is killed
-        assert await Housekeeping(made.host).tidy() == 1
+        assert await Retention(made.host).tidy() == 1

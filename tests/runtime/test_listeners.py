@@ -21,13 +21,13 @@ from trio.testing import MockClock
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
 from reconciled.control.addresses import ListenRefused, open_control
-from reconciled.control.protocol import Answer
+from reconciled.control.protocol import ControlReply
 from reconciled.runtime.daemon import reload
 from reconciled.runtime.daemon.verbs import Verbs
 from reconciled.runtime.host import listeners
 from reconciled.runtime.host.listeners import Listeners
 from reconciled.service.notify import Notifier
-from reconciled.service.sockets import Inherited
+from reconciled.service.sockets import InheritedSockets
 
 
 def free() -> int:
@@ -86,7 +86,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
         heard.settimeout(0)
-        notifier = Notifier.taken({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        notifier = Notifier.from_environ({"NOTIFY_SOCKET": str(tmp_path / "notify")})
         yield Manager(heard, notifier)
         assert notifier._socket is not None
         notifier._socket.close()
@@ -97,19 +97,19 @@ def config(tmp_path: Path, http: str | None = None) -> Config:
     return Config(tmp_path, {}, tmp_path / "s", http=listen)
 
 
-def handed(**sockets: list[socket.socket]) -> Inherited:
+def handed(**sockets: list[socket.socket]) -> InheritedSockets:
     """What a manager handed down: duplicates, as its own stay with it."""
     names = {name.replace("_", "-"): found for name, found in sockets.items()}
-    return Inherited({name: [each.dup().detach() for each in names[name]] for name in names})
+    return InheritedSockets({name: [each.dup().detach() for each in names[name]] for name in names})
 
 
 def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: Manager) -> None:
     """Both listeners are stored under names of their own; with them the socket's file stays."""
     port = free()
     with structlog.testing.capture_logs() as log:
-        ours = Listeners.opened(
+        ours = Listeners.open(
             config(tmp_path, f"127.0.0.1:{port}"),
-            Inherited(),
+            InheritedSockets(),
             manager.notifier,
             structlog.get_logger(),
         )
@@ -127,7 +127,7 @@ def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: Manager) -> Non
 
 def test_without_a_manager_nothing_stays(tmp_path: Path) -> None:
     """Where nobody keeps it, the file of the socket goes with its end."""
-    ours = Listeners.opened(config(tmp_path), Inherited(), Notifier(), structlog.get_logger())
+    ours = Listeners.open(config(tmp_path), InheritedSockets(), Notifier(), structlog.get_logger())
     assert (tmp_path / "s").exists()
     ours.close()
     assert not (tmp_path / "s").exists()
@@ -136,15 +136,15 @@ def test_without_a_manager_nothing_stays(tmp_path: Path) -> None:
 def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None:
     """The next start takes both over, and what it does not want is not kept any longer."""
     port = free()
-    before = Listeners.opened(
+    before = Listeners.open(
         config(tmp_path, f"127.0.0.1:{port}"),
-        Inherited(),
+        InheritedSockets(),
         manager.notifier,
         structlog.get_logger(),
     )
     manager.said()
     with structlog.testing.capture_logs() as log:
-        again = Listeners.opened(
+        again = Listeners.open(
             config(tmp_path, f"127.0.0.1:{port}"),
             handed(kept_control=before._control, kept_http=before._http, odd=before._http),
             manager.notifier,
@@ -155,7 +155,7 @@ def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None
     said = manager.said()
     assert sorted(said[:3]) == ["remove kept-control 0", "remove kept-http 0", "remove odd 0"]
     assert said[3:] == ["store kept-control 1", "store kept-http 1"]
-    other = Listeners.opened(
+    other = Listeners.open(
         config(tmp_path),
         handed(kept_control=before._control, kept_http=before._http),
         manager.notifier,
@@ -174,7 +174,7 @@ def test_an_activated_socket_is_the_managers(tmp_path: Path, manager: Manager, p
     with socket.socket(socket.AF_UNIX) as made, open_control(tmp_path / "earlier") as old:
         made.bind(str(path))
         made.listen()
-        ours = Listeners.opened(
+        ours = Listeners.open(
             config(tmp_path),
             handed(control=[made], kept_control=[old]),
             manager.notifier,
@@ -195,8 +195,11 @@ def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
     """C13.3: it cannot start: with a sentence, and without leaving anything open."""
     port = free()
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ListenRefused, match="already"):
-        Listeners.opened(
-            config(tmp_path, f"127.0.0.1:{port}"), Inherited(), Notifier(), structlog.get_logger()
+        Listeners.open(
+            config(tmp_path, f"127.0.0.1:{port}"),
+            InheritedSockets(),
+            Notifier(),
+            structlog.get_logger(),
         )
 
 
@@ -206,9 +209,9 @@ def test_what_the_manager_forgets_may_be_in_the_way(
 ) -> None:
     """A kept address that overlaps the new one is waited for, as the manager closes it late."""
     port = free()
-    before = Listeners.opened(
+    before = Listeners.open(
         config(tmp_path, f"127.0.0.1:{port}"),
-        Inherited(),
+        InheritedSockets(),
         manager.notifier,
         structlog.get_logger(),
     )
@@ -226,11 +229,11 @@ def test_what_the_manager_forgets_may_be_in_the_way(
     inherited = handed(kept_control=before._control, kept_http=before._http)
     arguments = (config(tmp_path, f":{port}"), inherited, manager.notifier, structlog.get_logger())
     if closes:
-        Listeners.opened(*arguments).close()
+        Listeners.open(*arguments).close()
         assert waits == 3
     else:
         with pytest.raises(ListenRefused, match="already"):
-            Listeners.opened(*arguments)
+            Listeners.open(*arguments)
     before.close()
 
 
@@ -246,8 +249,8 @@ def listen(world: World, port: int | None) -> None:
         world.config.write_text(http + world.config.read_text())
 
 
-async def reloaded(world: World) -> Answer:
-    return await Verbs(world.daemon.host, world.daemon.commands).reload(None)  # type: ignore[arg-type]
+async def reloaded(world: World) -> ControlReply:
+    return await Verbs(world.daemon.context, world.daemon.commands).reload(None)  # type: ignore[arg-type]
 
 
 async def test_a_reload_changes_the_listener(world: World, autojump_clock: MockClock) -> None:
@@ -389,7 +392,7 @@ def test_what_came_to_be_at_its_path_is_left(
 ) -> None:
     """The end removes its own socket alone, and is no failure where even that is refused."""
     path = tmp_path / "s"
-    ours = Listeners.opened(config(tmp_path), Inherited(), Notifier(), structlog.get_logger())
+    ours = Listeners.open(config(tmp_path), InheritedSockets(), Notifier(), structlog.get_logger())
     anothers = socket.socket(socket.AF_UNIX)
     if other == "directory":
         path.unlink()

@@ -40,7 +40,7 @@ async def test_it_ends_when_every_key_is_done(world: World, autojump_clock: Mock
     async with world.running(once=True) as daemon:
         await trio.sleep(60)
         assert world.code == 0
-        assert daemon.signals.stop_at is None
+        assert daemon.signals.stop_requested_at is None
     assert sorted(world.ran) == ["a/x", "a/y", "b/z", "b/z", "b/z"]
     assert world.code_of_once == DONE
     # With the last key: there is nothing to drain.
@@ -167,7 +167,7 @@ async def test_a_source_that_cannot_be_read_is_not_done(
         assert world.code == 0
     assert world.ran == ["a/x"]
     assert world.code_of_once == NOT_DONE
-    told = {line["source"]: line["reason"] for line in world.lines("once.unread")}
+    told = {line["source"]: line["reason"] for line in world.lines("once.source_incomplete")}
     assert told == {
         "b: source of b": "it is missing",
         "c: source of c": "has not been read yet",

@@ -16,8 +16,8 @@ from rig import Rig, Script, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Result, done
-from reconciled.runtime.daemon.integrations import Outside
-from reconciled.runtime.host.shutdown_delay import PAUSED, UNHEARD, PowerOff, patience
+from reconciled.runtime.daemon.integrations import Integrations
+from reconciled.runtime.host.shutdown_delay import PAUSE_TIMEOUT, PAUSED, ShutdownDelay, drain_wait
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.service.inhibitor import Logind, Unreachable
 
@@ -163,7 +163,7 @@ async def household(tmp_path: Path) -> AsyncIterator[Household]:
 
         async def serve() -> None:
             with built.service:
-                power_off = PowerOff(inner.host, inner.dispatcher)
+                power_off = ShutdownDelay(inner.host, inner.dispatcher)
                 power_off.ready()
                 await power_off.serve()
 
@@ -175,10 +175,10 @@ async def household(tmp_path: Path) -> AsyncIterator[Household]:
 
 def test_patience_is_the_drain_but_less_than_logind_has() -> None:
     """Runs get the drain, but the lock is back a second before logind takes it."""
-    assert patience(20, 5) == 4
-    assert patience(2, 30) == 2
-    assert patience(20, 1.5) == 0.75
-    assert patience(20, 0) == 0
+    assert drain_wait(20, 5) == 4
+    assert drain_wait(2, 30) == 2
+    assert drain_wait(20, 1.5) == 0.75
+    assert drain_wait(20, 0) == 0
 
 
 async def test_what_runs_may_end_and_nothing_begins(
@@ -193,7 +193,7 @@ async def test_what_runs_may_end_and_nothing_begins(
     began = trio.current_time()
     await trio.sleep(2)
     assert made.rig.script.ran == ["a"]
-    assert made.rig.host.paused == PAUSED
+    assert made.rig.host.pause_reason == PAUSED
     assert lock.released is None
     made.finish.set()
     await trio.sleep(1)
@@ -222,11 +222,11 @@ async def test_a_run_that_was_handed_out_counts(
 ) -> None:
     """The lock is kept for a run that has not taken its first step yet."""
     (lock,) = machine.held
-    made.rig.host.queue._turns.running += 1
+    made.rig.host.queue._ring.running += 1
     machine.say(coming=True)
     await made.rig.settle()
     assert lock.released is None
-    made.rig.host.queue._turns.running -= 1
+    made.rig.host.queue._ring.running -= 1
     await trio.sleep(1)
     assert lock.released is not None
 
@@ -263,12 +263,12 @@ async def test_called_off(made: Household, machine: Machine, autojump_clock: Moc
     machine.say(coming=False)
     await made.rig.settle()
     assert made.rig.script.ran == ["a", "b"]
-    assert made.rig.host.paused == ""
+    assert made.rig.host.pause_reason == ""
     assert len(machine.held) == 1
     assert len(made.rig.lines("shutdown.called_off")) == 1
     machine.say(coming=True)
     await made.rig.settle()
-    assert made.rig.host.paused
+    assert made.rig.host.pause_reason
     assert len(made.rig.lines("shutdown.announced")) == 2
 
 
@@ -282,7 +282,7 @@ async def test_called_off_during_the_wait(
     machine.say(coming=False)
     await trio.sleep(60)
     assert [lock.released for lock in machine.locks] == [None]
-    assert not made.rig.host.paused
+    assert not made.rig.host.pause_reason
 
 
 async def test_announced_again_is_told_once(
@@ -356,7 +356,7 @@ async def test_only_a_managed_daemon_delays(
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")} if managed else {}
     async with rig(tmp_path, Script()) as made:
         commands: Any = SimpleNamespace(dispatcher=made.dispatcher, reloader=SimpleNamespace())
-        outside = Outside.taken(environ)
+        outside = Integrations.from_environ(environ)
         outside.begin(made.host, commands, lambda name, *_: served.append(name))
         assert ("shutdown lock" in served) is managed
         if outside.notifier._socket is not None:
@@ -452,7 +452,7 @@ async def test_an_announcement_that_was_missed(
     """A connection that is made during a shutdown pauses, and asks for no lock."""
     machine.coming = True
     async with household(tmp_path) as made:
-        assert made.rig.host.paused == PAUSED
+        assert made.rig.host.pause_reason == PAUSED
         assert made.rig.lines("shutdown.announced", wait_s=0.0)
         assert machine.locks == []
 
@@ -462,12 +462,12 @@ async def test_a_pause_outlives_the_connection(
 ) -> None:
     """The bus may end before the daemon does: no run begins because of that."""
     machine.say(coming=True)
-    await trio.sleep(UNHEARD + 10)
+    await trio.sleep(PAUSE_TIMEOUT + 10)
     machine.unreachable = Unreachable("refused")
     machine.restart_bus()
     made.rig.wish("b")
-    await trio.sleep(UNHEARD - 10)
-    assert made.rig.host.paused
+    await trio.sleep(PAUSE_TIMEOUT - 10)
+    assert made.rig.host.pause_reason
     assert made.rig.script.ran == []
     assert made.rig.lines("shutdown.lock_missing") == []
 
@@ -481,7 +481,7 @@ async def test_a_pause_that_nobody_can_end_ends(
     machine.unreachable = Unreachable("refused")
     machine.restart_bus()
     made.rig.declare(thing("b"))
-    await trio.sleep(UNHEARD + 10)
+    await trio.sleep(PAUSE_TIMEOUT + 10)
     assert made.rig.script.ran == ["b"]
     assert made.rig.lines("shutdown.called_off")
 

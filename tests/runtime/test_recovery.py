@@ -42,7 +42,7 @@ from reconciled.api import (
 )
 from reconciled.core.queue.entry import Priority
 from reconciled.journal import operation_record
-from reconciled.journal.host_identity import Machine
+from reconciled.journal.host_identity import HostIdentity
 from reconciled.journal.operation_record import Ending, Resolution
 
 ONCE_STARTED = [("pay", "once", False, None)]
@@ -211,7 +211,7 @@ async def test_one_operation_within_another_is_refused(
 
     async def act(request: Any) -> Result:
         async with request.operation("apply") as outer:
-            with pytest.raises(operation_record.OperationOpen) as info:
+            with pytest.raises(operation_record.OperationAlreadyOpen) as info:
                 async with request.operation(again):
                     pass
             refused.append(str(info.value))
@@ -257,7 +257,7 @@ async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockCl
     async with revived(tmp_path, script) as made:
         await made.settle()
         held(made)
-        await made.host.operations.log.resolve(identity, Resolution.FORWARD, "eve", "I looked")
+        await made.host.operations.journal.resolve(identity, Resolution.FORWARD, "eve", "I looked")
         made.wish("a")
         await made.settle()
         assert [each[1] for each in seen] == [3]
@@ -491,21 +491,21 @@ async def test_another_kind_is_held(tmp_path: Path, autojump_clock: MockClock) -
         assert open_record(made).attempt == 1
 
 
-HERE = Machine.this()
+HERE = HostIdentity.current()
 
 
 @pytest.mark.parametrize(
     ("machine", "is_held"),
     [
-        (Machine("another boot", "another machine"), True),
-        (Machine("another boot", ""), True),
-        (Machine("another boot", HERE.machine_id or "-"), not HERE.machine_id),
-        (Machine(HERE.boot_id, "another machine"), False),
-        (Machine("", ""), False),
+        (HostIdentity("another boot", "another machine"), True),
+        (HostIdentity("another boot", ""), True),
+        (HostIdentity("another boot", HERE.machine_id or "-"), not HERE.machine_id),
+        (HostIdentity(HERE.boot_id, "another machine"), False),
+        (HostIdentity("", ""), False),
     ],
 )
 async def test_a_foreign_machine_is_held(
-    tmp_path: Path, autojump_clock: MockClock, machine: Machine, *, is_held: bool
+    tmp_path: Path, autojump_clock: MockClock, machine: HostIdentity, *, is_held: bool
 ) -> None:
     """Begun on another machine, which may be at work, it is held; another boot is none."""
     script = Actor()
@@ -518,7 +518,7 @@ async def test_a_foreign_machine_is_held(
         assert "another machine" in held(made).reason
         assert script.asked == []
         # Who says that the other one is dead has it go on here.
-        await made.host.operations.log.resolve(identity, Resolution.FORWARD, "eve", "it is off")
+        await made.host.operations.journal.resolve(identity, Resolution.FORWARD, "eve", "it is off")
         made.wish("a")
         await made.settle()
         assert await ending_of(made, identity) is Ending.COMPLETED

@@ -96,8 +96,8 @@ async def test_c13_a_changed_controller_ends_in_stages_beside_its_successor(
         assert ended == [began + 45]
         assert world.ran.count("a/critical") == 2
         assert old.ended.is_set()
-        assert old.stop not in daemon.host.stop.children
-        assert daemon.host.stop.stage is Stage.RUNNING
+        assert old.stop not in daemon.context.stop.children
+        assert daemon.context.stop.stage is Stage.RUNNING
     assert world.code == 0
 
 
@@ -200,7 +200,7 @@ async def test_c13_a_broken_plugin_stalls_its_controller_alone(
         assert world.lines("controller.stalled")[0]["controller"] == "b"
         assert world.lines("reload.done")[0]["stalled"] == ["b"]
         # It has not left: its keys are not called abandoned.
-        assert world.lines("controller.left") == []
+        assert world.lines("controller.removed") == []
         world.plugin("other", PLUGIN)
         await world.reload()
         assert sorted(daemon.controllers) == ["a", "b"]
@@ -216,12 +216,12 @@ async def test_c13_a_controller_that_leaves_leaves_its_keys(
     async with world.running() as daemon:
         world.configure("a")
         await world.reload()
-        (line,) = world.lines("controller.left")
+        (line,) = world.lines("controller.removed")
         assert (line["controller"], line["count"], line["keys"]) == ("b", 2, ["b/y", "b/z"])
         assert list(daemon.controllers) == ["a"]
         assert world.removed == []
         assert {"b/y", "b/z"} <= daemon.store.all_keys()
-        assert [lane.name for lane in daemon.host.queue] == ["a"]
+        assert [lane.name for lane in daemon.context.queue] == ["a"]
         world.configure("a", "b: {reconciler: 'mine:Removing'}")
         world.declared["b"] = [thing("y")]
         await world.reload()
@@ -238,8 +238,8 @@ async def test_c13_limits_and_level_follow(world: World, autojump_clock: MockClo
         await world.reload()
         assert world.lines("reload.done")[0]["kept"] == ["a"]
         assert daemon.logs.level == "debug"
-        assert daemon.host.queue.limit == 3
-        assert [stop.limits.drain for stop in daemon.host.stop.and_inner()] == [2, 2]
+        assert daemon.context.queue.limit == 3
+        assert [stop.limits.drain for stop in daemon.context.stop.iter_tree()] == [2, 2]
         began = trio.current_time()
         world.signal()
     assert world.ended_at == pytest.approx(began + 2, abs=0.1)
@@ -312,7 +312,7 @@ async def test_c13_held_removals_outlive_a_reload(world: World, autojump_clock: 
         world.configure("a: {reconciler: 'mine:Removing', concurrency: 9}")
         await world.reload()
         assert world.removed == []
-        assert len(world.lines("removals.settled")) == 0
+        assert len(world.lines("removals.released")) == 0
         held = daemon.controllers["a"].desired.guard.held
         assert held is not None
         assert len(held.keys) == 7
@@ -363,10 +363,12 @@ async def test_c13_a_stop_may_meet_a_reload_anywhere(
         for _ in range(rng.randrange(20)):
             await trio.lowlevel.checkpoint()
         if rng.random() < 0.5:
-            daemon.signals.stop_at = 0.0  # the flag, and only later what the loop does about it
+            daemon.signals.stop_requested_at = (
+                0.0  # the flag, and only later what the loop does about it
+            )
             for _ in range(rng.randrange(10)):
                 await trio.lowlevel.checkpoint()
-            daemon.signals.stop_at = None
+            daemon.signals.stop_requested_at = None
         world.signal()
         late = len(world.ran)
         await trio.sleep(30)
@@ -380,7 +382,7 @@ async def test_c13_a_stop_in_the_midst_of_a_swap(
 ) -> None:
     """When the stop begins while the first, second or last controller starts, none follows it."""
     world.configure("a", "b", "c")
-    real = Controller.hold
+    real = Controller.supervise_runs
 
     async def hold(  # noqa: ASYNC128 - the real one calls it
         self: Controller, *, task_status: trio.TaskStatus[None]
@@ -421,10 +423,10 @@ async def test_a_fault_of_a_reload_ends_nothing(
 
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(reload, "load", fail)
-            outcome = await daemon.reloader.ask().ended()
+            outcome = await daemon.reloader.request().wait_finished()
         assert "ZeroDivisionError" in outcome.reason
         assert "Traceback" in str(world.lines("reload.failed"))
-        assert (await daemon.reloader.ask().ended()).done
+        assert (await daemon.reloader.request().wait_finished()).done
 
 
 async def test_a_reload_without_a_thread(
@@ -439,7 +441,7 @@ async def test_a_reload_without_a_thread(
 
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(trio.to_thread, "run_sync", refuse)
-            outcome = await daemon.reloader.ask().ended()
+            outcome = await daemon.reloader.request().wait_finished()
         assert "raise TasksMax=" in outcome.reason
         assert world.lines("reload.failed")
-        assert (await daemon.reloader.ask().ended()).done
+        assert (await daemon.reloader.request().wait_finished()).done

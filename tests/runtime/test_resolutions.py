@@ -17,11 +17,11 @@ from trio.testing import MockClock
 from reconciled.api import Result, done
 from reconciled.core.resources import Key
 from reconciled.journal import resolutions
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending, Hold, OperationRecord, Resolution
-from reconciled.journal.resolutions import EVERYTHING, Decided
+from reconciled.journal.resolutions import ALL_OPERATIONS, ResolutionRequest
 from reconciled.journal.sqlite.store import Store, WriteFailed
-from reconciled.runtime.decisions.resolutions import FIRST_LOOK, LOOK, Resolutions
+from reconciled.runtime.decisions.resolutions import FIRST_SCAN_TIMEOUT, SCAN_INTERVAL, Resolutions
 from reconciled.runtime.operations.pinned import pin
 
 HOLD = Hold("nobody knows", "decision", "", 1.0)
@@ -29,10 +29,10 @@ COMPLETE, FORWARD = Resolution.COMPLETE, Resolution.FORWARD
 BACK, ABANDON = Resolution.BACK, Resolution.ABANDON
 
 
-async def earlier(world: World, act: Callable[[Store, DurableOperations], Awaitable[Any]]) -> Any:
+async def earlier(world: World, act: Callable[[Store, OperationJournal], Awaitable[Any]]) -> Any:
     """What *act* gives, done in an earlier life of the daemon."""
     store = Store.open(world.state)
-    operations = DurableOperations.over(store)
+    operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         given = await act(store, operations)
@@ -43,10 +43,10 @@ async def earlier(world: World, act: Callable[[Store, DurableOperations], Awaita
 async def held(world: World, key: str = "a/x", *, removal: bool = False, value: int = 1) -> str:
     """The id of an operation that an earlier life has left held, half-done."""
 
-    async def act(_: Store, operations: DurableOperations) -> str:
+    async def act(_: Store, operations: OperationJournal) -> str:
         pinned = pin(thing(key.partition("/")[2], value), removal=removal)
         record = await operations.begin(Key(key), "write", pinned)
-        await operations.started(record.id, "one", "once")
+        await operations.record_step_started(record.id, "one", "once")
         await operations.hold(record.id, HOLD)
         return record.id
 
@@ -55,7 +55,7 @@ async def held(world: World, key: str = "a/x", *, removal: bool = False, value: 
 
 
 def decide(world: World, operation: str, what: Resolution, why: str = "I looked") -> None:
-    resolutions.put(world.state, Decided(operation, what, "eve (uid 7)", why, 2.0))
+    resolutions.submit(world.state, ResolutionRequest(operation, what, "eve (uid 7)", why, 2.0))
 
 
 def left(world: World) -> list[str]:
@@ -63,7 +63,7 @@ def left(world: World) -> list[str]:
 
 
 async def past_of(world: World, operation: str) -> OperationRecord | None:
-    past = await world.daemon.journal.past(1, operation)
+    past = await world.daemon.journal.past_operations(1, operation)
     return past.records[0] if past.records else None
 
 
@@ -171,8 +171,8 @@ async def test_a_removal_that_is_done_is_not_repeated(
     world.declared["a"] = [thing("y")]
     identity = await held(world, removal=True)
 
-    async def own(store: Store, _: DurableOperations) -> None:
-        await store.remember(
+    async def own(store: Store, _: OperationJournal) -> None:
+        await store.record_applied(
             Key("a/x"), "Thing", {"value": 1}, thing("x", 1).fingerprint, base="/m", complete=True
         )
 
@@ -202,7 +202,7 @@ async def test_a_controller_that_is_not_there(world: World, autojump_clock: Mock
         assert daemon.journal.find(gone) is None
         record = daemon.journal.find(later)
         assert record is not None
-        assert (record.hold, record.word) == (None, "forward")
+        assert (record.hold, record.pending_resolution) == (None, "forward")
         assert len(world.lines("operation.resolved")) == 2
 
 
@@ -222,8 +222,8 @@ async def test_what_cannot_be_used_is_dropped(
             file.rename(file.with_suffix(".json"))
         decide(world, identity, ABANDON)
         await world.settle()
-        assert daemon.journal.open() == []
-        assert world.lines("resolution.dropped")[0]["operation"] == "0" * 26
+        assert daemon.journal.list_open() == []
+        assert world.lines("resolution.rejected")[0]["operation"] == "0" * 26
         assert left(world) == []
 
 
@@ -245,7 +245,7 @@ async def test_work_that_goes_on_is_not_settled(world: World, autojump_clock: Mo
         decide(world, running[0], ABANDON)
         await world.settle()
         assert daemon.journal.find(running[0]) is not None
-        assert world.lines("resolution.dropped")[0]["reason"] == "it is not held any more"
+        assert world.lines("resolution.rejected")[0]["reason"] == "it is not held any more"
         assert left(world) == []
         go_on.set()
         await world.settle()
@@ -261,9 +261,9 @@ async def test_what_an_earlier_daemon_took_is_acted_on(
     world.configure("a")
     identity = await held(world)
     decide(world, identity, ABANDON)
-    assert len(resolutions.claim(world.state)) == 1
+    assert len(resolutions.take_all(world.state)) == 1
     async with world.running() as daemon:
-        assert daemon.journal.open() == []
+        assert daemon.journal.list_open() == []
         assert left(world) == []
 
 
@@ -273,16 +273,16 @@ async def test_what_is_noted_already_is_no_news(world: World, autojump_clock: Mo
     identity = await held(world, "z/x")
     decide(world, identity, FORWARD)
 
-    async def note(_: Store, operations: DurableOperations) -> None:
+    async def note(_: Store, operations: OperationJournal) -> None:
         await operations.resolve(identity, FORWARD, "eve (uid 7)", "I looked")
 
     await earlier(world, note)
     async with world.running() as daemon:
         record = daemon.journal.find(identity)
         assert record is not None
-        assert record.word == "forward"
+        assert record.pending_resolution == "forward"
         assert left(world) == []
-        assert world.lines("resolution.dropped") == []
+        assert world.lines("resolution.rejected") == []
 
 
 async def test_it_is_tried_again(
@@ -293,7 +293,7 @@ async def test_it_is_tried_again(
     world.declared["a"] = [thing("x", 1)]
     identity = await held(world)
     decide(world, identity, COMPLETE)
-    real, full = Store.remember, [True]
+    real, full = Store.record_applied, [True]
 
     async def remember(self: Store, *arguments: Any, **named: Any) -> None:
         if full:
@@ -302,13 +302,13 @@ async def test_it_is_tried_again(
 
     monkeypatch.setattr(Store, "remember", remember)
     async with world.running() as daemon:
-        assert world.lines("resolution.waits")[0]["reason"] == "no space left"
+        assert world.lines("resolution.deferred")[0]["reason"] == "no space left"
         record = daemon.journal.find(identity)
         assert record is not None
         # What follows from it comes first: the journal says it last.
         assert record.hold is not None
         full.clear()
-        await trio.sleep(LOOK + 0.1)
+        await trio.sleep(SCAN_INTERVAL + 0.1)
         assert daemon.journal.find(identity) is None
         assert left(world) == []
 
@@ -328,7 +328,7 @@ async def test_a_start_waits_for_the_first_look_alone(
     began = trio.current_time()
     async with world.running():
         assert world.ran == []
-        await trio.sleep(FIRST_LOOK + 0.1 - (trio.current_time() - began))
+        await trio.sleep(FIRST_SCAN_TIMEOUT + 0.1 - (trio.current_time() - began))
         assert world.ran == ["a/x"]
 
 
@@ -344,11 +344,11 @@ async def test_without_notices_it_looks(
     identity = await held(world)
     monkeypatch.setattr(asyncinotify, "Inotify", refuse)
     async with world.running() as daemon:
-        assert len(world.lines("resolution.unwatched")) == 1
+        assert len(world.lines("resolution.polling")) == 1
         decide(world, identity, ABANDON)
         await world.settle()
         assert daemon.journal.find(identity) is not None
-        await trio.sleep(LOOK + 0.1)
+        await trio.sleep(SCAN_INTERVAL + 0.1)
         assert daemon.journal.find(identity) is None
 
 
@@ -358,17 +358,17 @@ async def test_everything_after_a_damaged_store(world: World, autojump_clock: Mo
     world.declared["a"] = [thing("x", 1), thing("y", 1)]
     identity = await held(world)
 
-    async def degrade(store: Store, _: DurableOperations) -> None:
+    async def degrade(store: Store, _: OperationJournal) -> None:
         store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
 
     await earlier(world, degrade)
     async with world.running() as daemon:
         await world.settle()
         assert world.ran == []
-        decide(world, EVERYTHING, FORWARD)
+        decide(world, ALL_OPERATIONS, FORWARD)
         await world.settle()
         assert daemon.store.degraded
-        decide(world, EVERYTHING, ABANDON)
+        decide(world, ALL_OPERATIONS, ABANDON)
         await world.settle()
         assert not daemon.store.degraded
         assert "eve (uid 7): I looked" in daemon.store.writer.meta.settled

@@ -267,7 +267,7 @@ async def test_c15_code_beside_reconcile_is_the_plugins_too(
     """not_built() and the spec's own code may fail as they like: only their key does (C15)."""
 
     class Odd(Script):
-        def not_built(self, spec: Thing) -> list[str]:
+        def unimplemented_fields(self, spec: Thing) -> list[str]:
             if spec.value == 7:
                 raise SystemExit(3)
             return []
@@ -359,7 +359,7 @@ async def test_an_overrun_is_a_failure_with_its_reason(
             "Overrun: write was cut off after 3s by its own budget of 3s"
         )
         assert made.lines("operation.interrupted")[0]["name"] == "write"
-        assert [record.name for record in made.host.operations.log.open()] == ["write"]
+        assert [record.name for record in made.host.operations.journal.list_open()] == ["write"]
         assert made.host.stop.cut_count == 0
 
 
@@ -417,7 +417,7 @@ async def test_the_key_is_remembered_before_its_first_effect(
         print_of = thing("a", 5).fingerprint
         assert seen == [(print_of, None), ({"value": 5}, "/m", False)]
         assert made.host.store.fingerprint(key("a")) == print_of
-        assert made.host.store.begun(key("a")) is None
+        assert made.host.store.incomplete_fingerprint(key("a")) is None
 
 
 async def test_a_failed_run_is_not_remembered_as_done(
@@ -435,7 +435,7 @@ async def test_a_failed_run_is_not_remembered_as_done(
     async with rig(tmp_path, script) as made:
         made.declare(thing("a"))
         await made.settle()
-        assert made.host.store.begun(key("a")) == thing("a").fingerprint
+        assert made.host.store.incomplete_fingerprint(key("a")) == thing("a").fingerprint
         assert made.host.store.fingerprint(key("a")) is None
         assert script.requests[0].applied is None
 
@@ -477,7 +477,7 @@ async def test_interrupted_is_neither_success_nor_failure(
         (line,) = made.lines("reconcile.interrupted")
         assert (line["level"], line["reason"]) == ("info", "SIGTERM")
         assert len(made.lines("operation.interrupted")) == inside
-        assert made.host.record.report(0).interrupted == (key("a"),)
+        assert made.host.stop_recorder.report(0).interrupted == (key("a"),)
 
 
 async def test_a_critical_operation_outlives_the_stop_and_is_remembered(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.instant import OTHERS, STOPS, Signals
+from reconciled.instant import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
 
 PLUGIN = """
 import attrs, signal
@@ -73,15 +73,18 @@ def test_a_request_for_stacks_ends_no_daemon(tmp_path: Path) -> None:
 
 def test_what_was_taken_over_is_taken_back() -> None:
     """keep() restores exactly the handlers that are not ours, and names them."""
-    before = {number: signal.getsignal(number) for number in (*STOPS, *OTHERS, signal.SIGUSR1)}
-    signals = Signals()
+    before = {
+        number: signal.getsignal(number)
+        for number in (*STOP_SIGNALS, *OTHER_SIGNALS, signal.SIGUSR1)
+    }
+    signals = SignalHandlers()
     try:
         signals.install()
-        assert signals.keep() == []
+        assert signals.reclaim() == []
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert signals.keep() == ["SIGTERM", "SIGHUP"]
-        assert signals.keep() == []
+        assert signals.reclaim() == ["SIGTERM", "SIGHUP"]
+        assert signals.reclaim() == []
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -135,7 +135,7 @@ async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockCloc
         await made.settle()
         hold = held(made)
         assert "cannot be undone" in hold.reason
-        await made.host.operations.log.unhold(open_record(made).id)
+        await made.host.operations.journal.unhold(open_record(made).id)
     without = Actor()
     async with revived(tmp_path, without) as made:
         await made.settle()
@@ -210,7 +210,7 @@ async def test_what_began_to_be_removed_is_not_applied(
         made.declare(thing("b"))
         await made.settle()
         assert made.host.store.fingerprint(key("a")) is None
-        assert made.host.store.begun(key("a")) == thing("a", 1).fingerprint
+        assert made.host.store.incomplete_fingerprint(key("a")) == thing("a", 1).fingerprint
     applied: list[str | None] = []
 
     async def act(request: Any) -> Result:

@@ -12,12 +12,14 @@ from trio.testing import wait_all_tasks_blocked
 
 from reconciled.core.stages import StopLimits
 from reconciled.runtime.host import unit_check
-from reconciled.runtime.host.unit_check import Compared, UnitFit
-from reconciled.service.findings import Finding, Grade, Remedy
+from reconciled.runtime.host.unit_check import UnitCheck, UnitComparison
+from reconciled.service.findings import Finding, Remedy, Severity
 
-SHORT = Finding(Grade.FAULT, "TimeoutStopSec", "too short", Remedy("/x.conf", "[Service]\n", "go"))
-UNWATCHED = Finding(Grade.ADVICE, "WatchdogSec", "off")
-MIXED = Finding(Grade.NOTE, "KillMode", "mixed")
+SHORT = Finding(
+    Severity.FAULT, "TimeoutStopSec", "too short", Remedy("/x.conf", "[Service]\n", "go")
+)
+UNWATCHED = Finding(Severity.ADVICE, "WatchdogSec", "off")
+MIXED = Finding(Severity.NOTE, "KillMode", "mixed")
 LIMITS, LONGER = StopLimits(), StopLimits(critical=600.0)
 
 
@@ -51,18 +53,18 @@ class Log:
 class Fitting:
     """A UnitFit whose manager answers by the limits, and counts its questions."""
 
-    answers: dict[StopLimits, Compared] = attrs.field(factory=dict)
+    answers: dict[StopLimits, UnitComparison] = attrs.field(factory=dict)
     log: Log = attrs.field(factory=Log)
     asked: list[StopLimits] = attrs.field(factory=list)
-    fit: UnitFit = attrs.field(init=False)
+    fit: UnitCheck = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.fit = UnitFit(self.log, {"HOME": "/x"}, 60.0)  # type: ignore[arg-type]
+        self.fit = UnitCheck(self.log, {"HOME": "/x"}, 60.0)  # type: ignore[arg-type]
 
-    def look(self, environ: Any, watchdog: Any, limits: StopLimits) -> Compared:
+    def look(self, environ: Any, watchdog: Any, limits: StopLimits) -> UnitComparison:
         assert (environ, watchdog) == ({"HOME": "/x"}, 60.0)
         self.asked.append(limits)
-        return self.answers.get(limits, Compared("r.service"))
+        return self.answers.get(limits, UnitComparison("r.service"))
 
 
 @pytest.fixture
@@ -74,14 +76,14 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Fitting:
 
 def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
     """Only a stop budget that does not fit refuses a start; advice and notes are said."""
-    fitting.answers[LIMITS] = Compared("r.service", (UNWATCHED, MIXED))
-    fitting.answers[LONGER] = Compared("r.service", (SHORT, UNWATCHED))
+    fitting.answers[LIMITS] = UnitComparison("r.service", (UNWATCHED, MIXED))
+    fitting.answers[LONGER] = UnitComparison("r.service", (SHORT, UNWATCHED))
     assert fitting.fit.fits(LIMITS)
     assert not fitting.fit.fits(LONGER)
     assert fitting.log.events == [
         ("warning", "unit.advice"),
         ("info", "unit.note"),
-        ("error", "unit.misfit"),
+        ("error", "unit.timeout_too_short"),
     ]
     *_, (_, _, fields) = fitting.log.said
     assert fields == {
@@ -95,17 +97,17 @@ def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
 
 def test_strict_says_when_nothing_is_known(fitting: Fitting) -> None:
     """A unit that cannot be read refuses nothing, but does not pass for one that fits."""
-    fitting.answers[LIMITS] = Compared(unknown="the bus: no")
+    fitting.answers[LIMITS] = UnitComparison(unknown="the bus: no")
     assert fitting.fit.fits(LIMITS)
-    assert fitting.log.said == [("warning", "unit.unread", {"reason": "the bus: no"})]
+    assert fitting.log.said == [("warning", "unit.unavailable", {"reason": "the bus: no"})]
 
 
 async def test_it_is_asked_once_for_the_same_limits(
     fitting: Fitting, nursery: trio.Nursery
 ) -> None:
     """Ready, and reloads that change nothing, lead to one question; a change to another one."""
-    fitting.answers[LIMITS] = Compared("r.service", (UNWATCHED,))
-    fitting.answers[LONGER] = Compared("r.service", (SHORT, UNWATCHED))
+    fitting.answers[LIMITS] = UnitComparison("r.service", (UNWATCHED,))
+    fitting.answers[LONGER] = UnitComparison("r.service", (SHORT, UNWATCHED))
     now = LIMITS
     nursery.start_soon(fitting.fit.serve, lambda: now)
     await wait_all_tasks_blocked()
@@ -119,22 +121,22 @@ async def test_it_is_asked_once_for_the_same_limits(
     await fitting.log.lines(2)
     assert fitting.asked == [LIMITS, LONGER]
     # What was said is not said again.
-    assert fitting.log.events == [("warning", "unit.advice"), ("error", "unit.misfit")]
+    assert fitting.log.events == [("warning", "unit.advice"), ("error", "unit.timeout_too_short")]
 
 
 async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery) -> None:
     """Where nobody tells of a unit, that is a line for who debugs, and nothing more."""
-    fitting.answers[LIMITS] = Compared(unknown="this process is not of a service unit")
+    fitting.answers[LIMITS] = UnitComparison(unknown="this process is not of a service unit")
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
     fitting.fit.ask()
     await fitting.log.lines(1)
-    assert fitting.log.events == [("debug", "unit.unread")]
+    assert fitting.log.events == [("debug", "unit.unavailable")]
 
 
 async def test_a_unit_that_fits_is_said_to(fitting: Fitting, nursery: trio.Nursery) -> None:
     """That nothing was found is a line of its own, so that silence means that nobody has looked."""
-    fitting.answers[LIMITS] = Compared("r.service", (MIXED,))
+    fitting.answers[LIMITS] = UnitComparison("r.service", (MIXED,))
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
     fitting.fit.ask()
     await fitting.log.lines(2)
-    assert fitting.log.events == [("info", "unit.fits"), ("info", "unit.note")]
+    assert fitting.log.events == [("info", "unit.ok"), ("info", "unit.note")]

@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done
 from reconciled.control.addresses import Peer
-from reconciled.control.protocol import Answer
-from reconciled.control.server import Refused
+from reconciled.control.protocol import ControlReply
+from reconciled.control.server import RequestRefused
 from reconciled.core.stages import Stage
 from reconciled.runtime.daemon import reload
 from reconciled.runtime.daemon.daemon import Daemon
@@ -28,7 +28,7 @@ ROOT = Peer(1, 0)
 
 
 def verbs(daemon: Daemon) -> Verbs:
-    return Verbs(daemon.host, daemon.commands)
+    return Verbs(daemon.context, daemon.commands)
 
 
 async def asked(world: World, **request: Any) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ async def test_a_reload_is_answered_at_the_swap(world: World, autojump_clock: Mo
     async with world.running() as daemon:
         world.configure("a", f"c: {FAST}}}")
         answer = await verbs(daemon).reload(ROOT)
-        assert answer == Answer(
+        assert answer == ControlReply(
             0, ("The new configuration is in force.", "started: c", "kept: a", "left: b")
         )
         assert sorted(daemon.controllers) == ["a", "c"]
@@ -90,7 +90,7 @@ async def test_during_the_start_it_waits(
 
     monkeypatch.setattr(Resolutions, "first_look", first_look)
     world.configure("a")
-    answers: list[Answer] = []
+    answers: list[ControlReply] = []
     async with world.running() as daemon, trio.open_nursery() as nursery:
 
         async def one(verb: Any) -> None:
@@ -99,7 +99,7 @@ async def test_during_the_start_it_waits(
         nursery.start_soon(one, verbs(daemon).reload)
         await world.settle()
         assert (answers, world.lines("reload.done")) == ([], [])
-        assert daemon.host.stop.stage is Stage.RUNNING
+        assert daemon.context.stop.stage is Stage.RUNNING
         go_on.set()
         await world.settle()
         assert [answer.code for answer in answers] == [0]
@@ -113,7 +113,7 @@ async def test_during_a_stop_it_is_refused(world: World, autojump_clock: MockClo
     world.acts["a/x"] = hang
     async with world.running() as daemon:
         world.signal()
-        with pytest.raises(Refused, match="a stop is under way"):
+        with pytest.raises(RequestRefused, match="a stop is under way"):
             await verbs(daemon).reload(ROOT)
         assert world.lines("reload.refused")
 
@@ -133,7 +133,7 @@ async def test_a_stop_that_comes_during_a_reload(
             return real(*arguments)
 
         monkeypatch.setattr(reload, "compare", compare)
-        with pytest.raises(Refused, match="a stop is under way"):
+        with pytest.raises(RequestRefused, match="a stop is under way"):
             await verbs(daemon).reload(ROOT)
         assert world.lines("reload.done") == []
 
@@ -152,7 +152,7 @@ async def test_who_asks_during_a_reload_shares_the_next(
         return loaded
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
-    answers: list[Answer] = []
+    answers: list[ControlReply] = []
     async with world.running() as daemon:
 
         async def one() -> None:
@@ -222,16 +222,16 @@ async def test_a_stop_is_begun_and_no_more(world: World, autojump_clock: MockClo
         ours = verbs(daemon)
         for _ in range(3):
             answer = await ours.stop(ROOT)
-            assert answer == Answer(0, ("The daemon is draining: what runs may finish.",))
-            assert daemon.host.stop.stage is Stage.DRAINING
+            assert answer == ControlReply(0, ("The daemon is draining: what runs may finish.",))
+            assert daemon.context.stop.stage is Stage.DRAINING
         assert world.lines("stop.began")[0]["reason"] == "stop by uid 0"
-        assert await ours.stop(ROOT, now=True) == Answer(
+        assert await ours.stop(ROOT, now=True) == ControlReply(
             0, ("The daemon is stopping: only critical operations go on.",)
         )
         await world.settle()
         assert world.going == {"a/critical"}
         assert (await ours.stop(ROOT)).code == 0
-        assert daemon.host.stop.stage is Stage.STOPPING
+        assert daemon.context.stop.stage is Stage.STOPPING
         assert "at its hard limit" in (await ours.stop(ROOT, now=True)).lines[0]
     assert world.code == 3
 
@@ -243,7 +243,7 @@ async def test_now_begins_a_stop_where_none_is(world: World, autojump_clock: Moc
     world.acts["a/x"] = hang
     async with world.running() as daemon:
         assert "draining" in (await verbs(daemon).stop(ROOT, now=True)).lines[0]
-        assert daemon.host.stop.stage is Stage.DRAINING
+        assert daemon.context.stop.stage is Stage.DRAINING
 
 
 async def test_a_stop_is_answered_though_nothing_has_to_end(
@@ -255,7 +255,7 @@ async def test_a_stop_is_answered_though_nothing_has_to_end(
     async with world.running():
         told = await asked(world, verb="stop", now=False)
         assert told[-1]["code"] == 0
-        world.daemon.signals.stop_at = 0.0  # so that the block does not ask once more
+        world.daemon.signals.stop_requested_at = 0.0  # so that the block does not ask once more
     assert world.code == 0
     assert not (world.state / "control.sock").exists()
 
@@ -281,12 +281,12 @@ async def test_why_it_is_not_ready(world: World, autojump_clock: MockClock) -> N
         assert ours.unready() == ["starting: not every source has been read yet"]
         await trio.sleep(11)
         assert ours.unready() == []  # although b stalls
-        daemon.host.paused = "the host shuts down"
+        daemon.context.pause_reason = "the host shuts down"
         assert ours.unready() == ["paused: the host shuts down"]
-        daemon.host.paused = ""
-        daemon.signals.stop_at = 0.0  # the handler has run, and the loop not yet
+        daemon.context.pause_reason = ""
+        daemon.signals.stop_requested_at = 0.0  # the handler has run, and the loop not yet
         assert ours.unready() == ["stopping: a signal has come"]
-        daemon.signals.stop_at = None
+        daemon.signals.stop_requested_at = None
         world.signal()
         await world.settle()
         assert ours.unready() == ["stopping: SIGTERM"]

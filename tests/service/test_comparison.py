@@ -12,8 +12,8 @@ import pytest
 from reconciled.core.durations import parse_duration
 from reconciled.core.stages import StopLimits
 from reconciled.service.comparison import compare
-from reconciled.service.findings import Finding, Grade, span
-from reconciled.service.unit_facts import SocketFacts, UnitFacts, seconds_of, span_of
+from reconciled.service.findings import Finding, Severity, format_timespan
+from reconciled.service.unit_facts import SocketFacts, UnitFacts, parse_timespan, seconds_of
 
 LIMITS = StopLimits()  # 20 s, 5 min, 5 s: a budget of 308 s
 REAP = ("reconciled", "reap", "--wait=5m", "--term=30s")
@@ -31,16 +31,16 @@ GOOD = UnitFacts(
     notify_access="exec",
     restart="always",
     restart_delay=1.0,
-    prevented=frozenset({78}),
+    restart_prevent_exit_status=frozenset({78}),
     oom_policy="continue",
-    start_limit=0.0,
-    start_burst=5,
-    start=(("reconciled", "run"),),
-    stop_post=(REAP,),
-    stale=False,
+    start_limit_interval=0.0,
+    start_limit_burst=5,
+    exec_start=(("reconciled", "run"),),
+    exec_stop_post=(REAP,),
+    need_daemon_reload=False,
     user="reconciled",
     inhibit_delay=30.0,
-    runtime=("/run/reconciled",),
+    runtime_directories=("/run/reconciled",),
     sockets=(SocketFacts("reconciled.socket", ("/run/reconciled.sock",), "reconciled"),),
 )
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -90,8 +90,8 @@ def written(facts: UnitFacts, finding: Finding) -> UnitFacts:
     remedy = finding.remedy
     assert remedy is not None
     if not remedy.path:
-        assert remedy.then == "systemctl daemon-reload"
-        return attrs.evolve(facts, stale=False)
+        assert remedy.command == "systemctl daemon-reload"
+        return attrs.evolve(facts, need_daemon_reload=False)
     changes: dict[str, Any] = {}
     for line in remedy.text.splitlines()[1:]:
         name, _, value = line.partition("=")
@@ -106,11 +106,11 @@ def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> d
     words = {"KillMode": "kill_mode", "NotifyAccess": "notify_access", "Type": "type"}
     words |= {"Restart": "restart", "OOMPolicy": "oom_policy"}
     if name in spans:
-        return {spans[name]: seconds_of(span_of(value))}
+        return {spans[name]: seconds_of(parse_timespan(value))}
     if name in words:
         return {words[name]: value}
-    commands = changes.get("stop_post", facts.stop_post)
-    prevented = changes.get("prevented", facts.prevented)
+    commands = changes.get("stop_post", facts.exec_stop_post)
+    prevented = changes.get("prevented", facts.restart_prevent_exit_status)
     (unit,) = facts.sockets
     lists = {
         "ExecStopPost": {"stop_post": (*commands, tuple(value.split())) if value else ()},
@@ -119,7 +119,7 @@ def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> d
         },
         "SendSIGKILL": {"send_sigkill": value == "yes"},
         "ListenStream": {"sockets": (attrs.evolve(unit, paths=(value,) if value else ()),)},
-        "SocketUser": {"sockets": (attrs.evolve(unit, owner=value),)},
+        "SocketUser": {"sockets": (attrs.evolve(unit, user=value),)},
     }
     return lists[name]
 
@@ -140,9 +140,9 @@ def test_each_misfit_is_named(case: str) -> None:
     directive, changes, part = BAD[case]
     finding = only(attrs.evolve(GOOD, **changes))
     assert finding.directive == directive
-    assert part in finding.what
-    graded = {"short": Grade.FAULT, "no room": Grade.FAULT, "cut drain": Grade.NOTE}
-    assert finding.grade is graded.get(case, Grade.ADVICE)
+    assert part in finding.message
+    graded = {"short": Severity.FAULT, "no room": Severity.FAULT, "cut drain": Severity.NOTE}
+    assert finding.severity is graded.get(case, Severity.ADVICE)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -163,7 +163,7 @@ def test_what_is_to_be_written_puts_it_right(case: str) -> None:
 def test_the_limit_covers_the_budget_and_ten_percent() -> None:
     """From 338.8 s on the budget of 308 s fits, and not below."""
     assert compare(attrs.evolve(GOOD, timeout_stop=338.8), LIMITS) == ()
-    assert only(attrs.evolve(GOOD, timeout_stop=338.7)).grade is Grade.FAULT
+    assert only(attrs.evolve(GOOD, timeout_stop=338.7)).severity is Severity.FAULT
 
 
 def test_a_shutdown_waits_a_second_longer_than_the_drain() -> None:
@@ -178,42 +178,44 @@ def test_short_budgets_get_short_limits() -> None:
     """What is to be set covers the reaper as well, and is rounded to 5 s where it is short."""
     limits = StopLimits(drain=1.0, critical=6.0, cleanup=0.5)
     reap = (("reconciled", "reap", "--wait=6s", "--term=2s"),)
-    facts = attrs.evolve(GOOD, timeout_stop=10.0, stop_post=reap)
-    assert "set 20s, or lower stop.critical" in only(facts, limits).what  # 6 + 2 + 10
-    alone = attrs.evolve(facts, kill_mode="mixed", stop_post=(), notify_access="main")
+    facts = attrs.evolve(GOOD, timeout_stop=10.0, exec_stop_post=reap)
+    assert "set 20s, or lower stop.critical" in only(facts, limits).message  # 6 + 2 + 10
+    alone = attrs.evolve(facts, kill_mode="mixed", exec_stop_post=(), notify_access="main")
     fault, _ = compare(alone, limits)
-    assert "set 15s, or" in fault.what  # 9.5 s and ten percent
+    assert "set 15s, or" in fault.message  # 9.5 s and ten percent
 
 
 def test_mixed_is_a_choice() -> None:
     """KillMode=mixed is noted with its price and is neither fault nor advice."""
-    finding = only(attrs.evolve(GOOD, kill_mode="mixed", stop_post=(), notify_access="main"))
-    assert (finding.grade, finding.remedy) == (Grade.NOTE, None)
+    finding = only(attrs.evolve(GOOD, kill_mode="mixed", exec_stop_post=(), notify_access="main"))
+    assert (finding.severity, finding.remedy) == (Severity.NOTE, None)
 
 
 def test_a_start_limit_that_cannot_be_met_is_none() -> None:
     """Five starts in 10 s, with 2.5 s between them, are never reached."""
-    assert compare(attrs.evolve(GOOD, start_limit=10.0, restart_delay=2.5), LIMITS) == ()
+    assert compare(attrs.evolve(GOOD, start_limit_interval=10.0, restart_delay=2.5), LIMITS) == ()
 
 
 def test_a_budget_beyond_a_power_off_has_no_drop_in() -> None:
     """Where no limit would fit before a power-off is forced, the budget is what has to change."""
     limits = StopLimits(critical=3600.0)
     reap = (("reconciled", "reap", "--wait=1h", "--term=30s"),)
-    finding = only(attrs.evolve(GOOD, timeout_stop=4200.0, stop_post=reap), limits)
-    assert finding.what.endswith("lower stop.critical")
+    finding = only(attrs.evolve(GOOD, timeout_stop=4200.0, exec_stop_post=reap), limits)
+    assert finding.message.endswith("lower stop.critical")
     assert finding.remedy is None
 
 
 def test_what_others_wrote_is_not_taken_away() -> None:
     """A reaper beside other commands gets no drop-in that would empty the list."""
-    facts = attrs.evolve(GOOD, stop_post=(("logger", "x"), ("reconciled", "reap", "--wait=1m")))
+    facts = attrs.evolve(
+        GOOD, exec_stop_post=(("logger", "x"), ("reconciled", "reap", "--wait=1m"))
+    )
     assert only(facts).remedy is None
 
 
 def test_the_reaper_is_called_as_the_daemon_is() -> None:
     """The command to write has the unit's own program, and nothing that the manager expands."""
-    facts = attrs.evolve(GOOD, stop_post=(), start=(("/opt/100% $x/reconciled", "run"),))
+    facts = attrs.evolve(GOOD, exec_stop_post=(), exec_start=(("/opt/100% $x/reconciled", "run"),))
     remedy = only(facts).remedy
     assert remedy is not None
     line = "ExecStopPost='/opt/100%% $$x/reconciled' reap --wait=5m --term=30s"
@@ -222,22 +224,22 @@ def test_the_reaper_is_called_as_the_daemon_is() -> None:
 
 def test_a_users_unit_has_its_own_place() -> None:
     """For a user's own manager the drop-in lies below its home, and that manager is told."""
-    remedy = only(attrs.evolve(GOOD, of_user=True, timeout_stop=1.0)).remedy
+    remedy = only(attrs.evolve(GOOD, is_user_unit=True, timeout_stop=1.0)).remedy
     assert remedy is not None
     assert remedy.path.startswith("~/.config/systemd/user/reconciled.service.d/")
-    assert remedy.then == "systemctl --user daemon-reload"
+    assert remedy.command == "systemctl --user daemon-reload"
 
 
 def test_the_worst_comes_first() -> None:
     """What refuses a start stands before advice, and advice before notes."""
     facts = attrs.evolve(GOOD, timeout_stop=1.0, kill_mode="mixed", watchdog=0.0)
-    assert [each.grade for each in compare(facts, LIMITS)] == [0, 1, 2]
+    assert [each.severity for each in compare(facts, LIMITS)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 90.0, 360.0, 5400.0, math.inf])
 def test_spans_are_what_the_manager_reads(seconds: float) -> None:
     """A time is written so that it reads back as the same."""
-    assert seconds_of(span_of(span(seconds))) == seconds
+    assert seconds_of(parse_timespan(format_timespan(seconds))) == seconds
 
 
 def test_reap_reads_what_is_written_for_it() -> None:

@@ -17,9 +17,9 @@ from reconciled.service.credentials import (
     VARIABLE,
     Secret,
     SecretUnavailable,
-    handed_in,
-    missing,
+    passed_credentials,
     secrets_in,
+    unavailable_reason,
 )
 
 VALUE = "tok-Q7x9-secret"
@@ -126,9 +126,9 @@ def test_what_was_handed_in(directory: Path, monkeypatch: pytest.MonkeyPatch) ->
     (directory / "c").write_text("x" * 65536)
     (directory / "d").write_text("x" * 65537)
     (directory / "e").symlink_to("a")
-    assert list(handed_in()) == ["é", "x" * 65536, VALUE + "\n"]
+    assert list(passed_credentials()) == ["é", "x" * 65536, VALUE + "\n"]
     monkeypatch.delenv(VARIABLE)
-    assert list(handed_in()) == []
+    assert list(passed_credentials()) == []
 
 
 @attrs.frozen
@@ -158,8 +158,8 @@ def test_secrets_are_found_where_they_stand() -> None:
         (("several", 1, "token"), Secret("c")),
     ]
     assert list(secrets_in({"a": [1, "x", None]})) == []
-    assert missing(value).startswith("credential a was not handed in")
-    assert missing(Inner(Secret("token"))) == ""
+    assert unavailable_reason(value).startswith("credential a was not handed in")
+    assert unavailable_reason(Inner(Secret("token"))) == ""
 
 
 def test_what_refers_to_itself_has_an_end() -> None:

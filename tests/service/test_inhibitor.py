@@ -152,7 +152,7 @@ def open_files() -> set[int]:
 async def test_a_lock_is_what_logind_takes_for_one(peer: Peer) -> None:
     """It delays a shutdown and nothing else, and ends when it is let go, and not before."""
     logind = await Logind.connect()
-    lock = await logind.lock("reconciled", "why")
+    lock = await logind.inhibit("reconciled", "why")
     assert peer.calls[-1].body == ("shutdown", "reconciled", "why", "delay")
     assert not peer.released()
     logind.close()
@@ -166,7 +166,7 @@ async def test_programs_do_not_inherit_a_lock(peer: Peer) -> None:
     """The descriptor of a lock is closed in every program that is started meanwhile."""
     logind = await Logind.connect()
     before = open_files()
-    lock = await logind.lock("reconciled", "why")
+    lock = await logind.inhibit("reconciled", "why")
     assert len(peer.ends) == 1
     assert not os.get_inheritable(lock._descriptor)
     assert lock._descriptor in open_files() - before
@@ -177,9 +177,9 @@ async def test_programs_do_not_inherit_a_lock(peer: Peer) -> None:
 async def test_what_is_asked(peer: Peer) -> None:
     """preparing() and delay_max() are what logind says, in seconds; nobody is started for it."""
     logind = await Logind.connect()
-    assert await logind.preparing() is False
+    assert await logind.is_preparing_for_shutdown() is False
     peer.preparing = True
-    assert await logind.preparing() is True
+    assert await logind.is_preparing_for_shutdown() is True
     assert await logind.delay_max() == 5.0
     flags = [call.header.flags for call in peer.calls if member_of(call) != "Hello"]
     assert all(flag & MessageFlag.no_auto_start for flag in flags)
@@ -190,10 +190,10 @@ async def test_a_signal_is_a_hint(peer: Peer) -> None:
     """A signal, whoever sent it, ends the wait and is not believed: logind is asked."""
     logind = await Logind.connect()
     await peer.prepare_signal(coming=True)
-    await logind.changed()
-    assert await logind.preparing() is False
+    await logind.wait_changed()
+    assert await logind.is_preparing_for_shutdown() is False
     with trio.move_on_after(0.05) as waiting:
-        await logind.changed()
+        await logind.wait_changed()
     assert waiting.cancelled_caught
     logind.close()
 
@@ -207,9 +207,9 @@ async def test_a_signal_in_the_midst_of_a_call_is_kept(peer: Peer) -> None:
 
     logind = await Logind.connect()
     peer.answers["Get"] = after_a_signal
-    await logind.preparing()
+    await logind.is_preparing_for_shutdown()
     with trio.fail_after(1):
-        await logind.changed()
+        await logind.wait_changed()
     logind.close()
 
 
@@ -221,17 +221,17 @@ async def test_what_is_too_long_passes_by(peer: Peer, size: int) -> None:
     huge = new_signal(MANAGER, "PrepareForShutdown", "ayh", (b"x" * size, theirs))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peer.send, huge)
-        assert await logind.preparing() is False
+        assert await logind.is_preparing_for_shutdown() is False
     os.close(theirs)
     os.set_blocking(ours, False)
     assert os.read(ours, 1) == b""
     os.close(ours)
     with trio.move_on_after(0.05) as waiting:
-        await logind.changed()
+        await logind.wait_changed()
     assert waiting.cancelled_caught
     await peer.prepare_signal(coming=True)
     with trio.fail_after(1):
-        await logind.changed()
+        await logind.wait_changed()
     logind.close()
 
 
@@ -250,7 +250,7 @@ async def test_a_new_logind_is_asked(
     logind = await Logind.connect()
     await peer.send(new_signal(BUS, "NameOwnerChanged", "s" * len(body) or None, body))
     with trio.move_on_after(0.1) as waiting:
-        await logind.changed()
+        await logind.wait_changed()
     assert waiting.cancelled_caught is not ends_the_wait
     logind.close()
 
@@ -308,7 +308,7 @@ async def test_a_call_that_fails_says_why(peer: Peer, answer: Answer, says: str)
     logind = await Logind.connect()
     peer.answers["Inhibit"] = answer
     with trio.fail_after(2), pytest.raises(Unreachable, match=says):
-        await logind.lock("reconciled", "why")
+        await logind.inhibit("reconciled", "why")
     logind.close()
     await trio.testing.wait_all_tasks_blocked()
     assert open_files() - before <= {peer.number}
@@ -320,7 +320,7 @@ async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
     assert peer.connection is not None
     peer.connection.socket.close()
     with trio.fail_after(1), pytest.raises(Unreachable, match="closed the connection"):
-        await logind.changed()
+        await logind.wait_changed()
     logind.close()
 
 

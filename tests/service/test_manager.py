@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from reconciled.core.stages import StopLimits
 from reconciled.service import manager
 from reconciled.service.comparison import compare
-from reconciled.service.manager import Answer, read_own_unit, read_unit
-from reconciled.service.unit_facts import PROPERTIES, UnitFacts, Unread
+from reconciled.service.manager import ManagerReply, read_own_unit, read_unit
+from reconciled.service.unit_facts import PROPERTIES, UnitFacts, UnitUnavailable
 
 NAME = "reconciled.service"
 GROUP = f"0::/system.slice/{NAME}\n"
@@ -118,8 +118,8 @@ def bus(machine: Machine) -> Iterator[Callable[[Callable[[socket.socket], None]]
         connection.close()
 
 
-def reason(answer: UnitFacts | Unread) -> str:
-    assert isinstance(answer, Unread)
+def reason(answer: UnitFacts | UnitUnavailable) -> str:
+    assert isinstance(answer, UnitUnavailable)
     return answer.reason
 
 
@@ -248,7 +248,7 @@ def test_whatever_the_properties_are(
     """Properties of any type are facts that can be compared, or no answer; nothing is raised."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manager, "_own_group", lambda: GROUP)
-        answer = Answer("bus", unit | {"MainPID": os.getpid()}, tuple(sockets), delay)
+        answer = ManagerReply("bus", unit | {"MainPID": os.getpid()}, tuple(sockets), delay)
         patched.setattr(manager, "_ask_bus", lambda *_, **__: answer)
         read = read_own_unit({})
     if isinstance(read, UnitFacts):

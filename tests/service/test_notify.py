@@ -32,7 +32,7 @@ class Manager:
         return cls(written, bound)
 
     def notifier(self, **more: str) -> Notifier:
-        self.made.append(Notifier.taken({"NOTIFY_SOCKET": self.written, **more}))
+        self.made.append(Notifier.from_environ({"NOTIFY_SOCKET": self.written, **more}))
         return self.made[-1]
 
     def heard(self) -> list[str]:
@@ -60,9 +60,9 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
     """Each call is one message, and each field of it one line as sd_notify(3) has it."""
     notifier = manager.notifier()
-    assert notifier.tell(READY=1, STATUS="ready: 3 keys → done")
-    assert notifier.status("draining")
-    assert notifier.extend(29.5)
+    assert notifier.notify(READY=1, STATUS="ready: 3 keys → done")
+    assert notifier.set_status("draining")
+    assert notifier.extend_timeout(29.5)
     assert manager.heard() == [
         "READY=1\nSTATUS=ready: 3 keys → done\n",
         "STATUS=draining\n",
@@ -73,7 +73,7 @@ def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
 def test_an_abstract_socket_is_reached() -> None:
     """A name that begins with @ is one without a file."""
     manager = Manager.at(f"@reconciled-{os.getpid()}-{time.monotonic_ns()}")
-    assert manager.notifier().tell(READY=1)
+    assert manager.notifier().notify(READY=1)
     assert manager.heard() == ["READY=1\n"]
     manager.close()
 
@@ -82,7 +82,7 @@ def test_an_at_sign_within_a_path_is_one(tmp_path: Path) -> None:
     """Only in front it stands for a name without a file: a directory may be called user@1."""
     (tmp_path / "user@1").mkdir()
     manager = Manager.at(str(tmp_path / "user@1/notify"))
-    assert manager.notifier().tell(READY=1)
+    assert manager.notifier().notify(READY=1)
     assert manager.heard() == ["READY=1\n"]
     manager.close()
 
@@ -93,15 +93,15 @@ def test_an_at_sign_within_a_path_is_one(tmp_path: Path) -> None:
 )
 def test_without_a_manager_nothing_is_said(written: str) -> None:
     """Where nobody can be told, each method answers False, and none raises."""
-    with contextlib.closing(Notifier.taken({"NOTIFY_SOCKET": written})) as notifier:
-        assert not notifier.tell(READY=1)
-        assert not notifier.store("http", 0)
-        assert not notifier.remove("http")
+    with contextlib.closing(Notifier.from_environ({"NOTIFY_SOCKET": written})) as notifier:
+        assert not notifier.notify(READY=1)
+        assert not notifier.store_fd("http", 0)
+        assert not notifier.remove_fd("http")
 
 
 def test_without_variables_nobody_is_there() -> None:
     """A process that no manager has started knows it."""
-    assert not Notifier.taken({}).present
+    assert not Notifier.from_environ({}).present
 
 
 def test_a_message_to_a_host_that_does_not_answer_is_given_up(
@@ -123,7 +123,7 @@ def test_a_message_to_a_host_that_does_not_answer_is_given_up(
             raise TimeoutError
 
     monkeypatch.setattr(socket, "socket", Deaf)
-    notifier = Notifier.taken({"NOTIFY_SOCKET": "vsock:2:1234"})
+    notifier = Notifier.from_environ({"NOTIFY_SOCKET": "vsock:2:1234"})
     assert seen == [(socket.AF_VSOCK, socket.SOCK_SEQPACKET), ((2, 1234), 0.25)]
     assert not notifier.present
 
@@ -132,7 +132,7 @@ def test_the_variables_leave_the_environment(manager: Manager) -> None:
     """No program can inherit what is meant for the daemon; everything else stays."""
     environ = {"NOTIFY_SOCKET": manager.written, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
     environ |= {"PATH": "/bin"}
-    Notifier.taken(environ).close()
+    Notifier.from_environ(environ).close()
     assert environ == {"PATH": "/bin"}
 
 
@@ -161,7 +161,7 @@ def test_the_watchdog_is_ours_only(manager: Manager, case: str) -> None:
 )
 def test_text_stays_one_line(manager: Manager, text: str) -> None:
     """Whatever is in a text, it cannot become a message of its own, nor end this one."""
-    assert manager.notifier().status(text)
+    assert manager.notifier().set_status(text)
     (message,) = manager.heard()
     assert message.count("\n") == 1
     assert message[-1] == "\n"
@@ -170,7 +170,7 @@ def test_text_stays_one_line(manager: Manager, text: str) -> None:
 
 def test_long_text_is_cut_between_characters(manager: Manager) -> None:
     """The manager ignores a message above 4 KiB: a long text loses its end, not its validity."""
-    assert manager.notifier().status("ü→" * 4000)
+    assert manager.notifier().set_status("ü→" * 4000)
     value = manager.heard()[0].removeprefix("STATUS=").removesuffix("\n")
     assert len(value.encode()) <= LONGEST
     assert value.startswith("ü→ü→")
@@ -181,19 +181,19 @@ def test_a_full_socket_refuses_without_waiting(manager: Manager) -> None:
     """A manager that does not read costs no time: the message is refused, and told as such."""
     notifier = manager.notifier()
     sent = 0
-    while notifier.tell(WATCHDOG=1):
+    while notifier.notify(WATCHDOG=1):
         sent += 1
         assert sent < 100_000
-    assert not notifier.tell(READY=1)
+    assert not notifier.notify(READY=1)
     assert len(manager.heard()) == sent
-    assert notifier.tell(READY=1)
+    assert notifier.notify(READY=1)
 
 
 def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
     """store() hands the descriptor itself over, under its name; remove() names it again."""
     read, write = os.pipe()
     notifier = manager.notifier()
-    assert notifier.store("http", write)
+    assert notifier.store_fd("http", write)
     data, ancillary, _, _ = manager.socket.recvmsg(4096, socket.CMSG_SPACE(4))
     assert data.decode() == "FDSTORE=1\nFDNAME=http\n"
     kept = array.array("i", ancillary[0][2])[0]
@@ -201,15 +201,15 @@ def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
     assert os.read(read, 1) == b"x"
     for descriptor in (read, write, kept):
         os.close(descriptor)
-    assert notifier.remove("http")
+    assert notifier.remove_fd("http")
     assert manager.heard() == ["FDSTOREREMOVE=1\nFDNAME=http\n"]
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a\nb", "ü", "x" * 256])
 def test_names_that_the_manager_ignores_are_not_sent(manager: Manager, name: str) -> None:
     """A name that the manager would not take is refused here, where somebody hears of it."""
-    assert not manager.notifier().store(name, 0)
-    assert not manager.notifier().remove(name)
+    assert not manager.notifier().store_fd(name, 0)
+    assert not manager.notifier().remove_fd(name)
     assert manager.heard() == []
 
 
@@ -218,7 +218,7 @@ def test_a_closed_descriptor_is_no_fault(manager: Manager) -> None:
     read, write = os.pipe()
     os.close(read)
     os.close(write)
-    assert not manager.notifier().store("http", write)
+    assert not manager.notifier().store_fd("http", write)
 
 
 def test_programs_do_not_inherit_the_socket(manager: Manager) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from reconciled.service.sandbox import obstacle
+from reconciled.service.sandbox import blocking_directive
 from reconciled.service.unit_facts import Sandbox
 
-STRICT = Sandbox("strict", "yes", tmp=True, writable=("/var/lib/reconciled", "/run/reconciled"))
+STRICT = Sandbox(
+    "strict", "yes", private_tmp=True, writable=("/var/lib/reconciled", "/run/reconciled")
+)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +29,14 @@ STRICT = Sandbox("strict", "yes", tmp=True, writable=("/var/lib/reconciled", "/r
         (Sandbox("full"), "/srv/x", None),
         (Sandbox("full", writable=("/etc",)), "/etc/motd", None),
         (Sandbox("strict", writable=("/",)), "/etc/motd", None),
-        (Sandbox(home="read-only"), "/root/x", "ProtectHome=read-only"),
-        (Sandbox(home="read-only", writable=("/root/x",)), "/root/x/y", None),
-        (Sandbox(home="tmpfs", writable=("/root/x",)), "/root/x/y", "ProtectHome=tmpfs"),
+        (Sandbox(protect_home="read-only"), "/root/x", "ProtectHome=read-only"),
+        (Sandbox(protect_home="read-only", writable=("/root/x",)), "/root/x/y", None),
+        (Sandbox(protect_home="tmpfs", writable=("/root/x",)), "/root/x/y", "ProtectHome=tmpfs"),
         (Sandbox(read_only=("/srv",), writable=("/srv/a",)), "/srv/a/x", None),
         (Sandbox(read_only=("/srv/a",), writable=("/srv",)), "/srv/a/x", "ReadOnlyPaths="),
-        (Sandbox(hidden=("/srv",), writable=("/srv/a",)), "/srv/a/x", "InaccessiblePaths="),
+        (Sandbox(inaccessible=("/srv",), writable=("/srv/a",)), "/srv/a/x", "InaccessiblePaths="),
     ],
 )
 def test_the_most_specific_rule_counts(sandbox: Sandbox, path: str, directive: str | None) -> None:
     """The innermost directive decides, and what is hidden stays so."""
-    assert obstacle(sandbox, path) == directive
+    assert blocking_directive(sandbox, path) == directive

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciled.service import sockets
-from reconciled.service.sockets import Inherited
+from reconciled.service.sockets import InheritedSockets
 
 # Instead of 3, which belongs to the test runner: beyond what a long run of tests has open, and
 # below what every process may have.
@@ -54,7 +54,7 @@ def test_sockets_come_by_their_names(descriptors: Callable[[int], int]) -> None:
     with listening() as one, listening() as two, listening() as three:
         for each in (one, two, three):
             descriptors(each.fileno())
-        inherited = Inherited.taken(environment(3, "api:control:api"))
+        inherited = InheritedSockets.from_environ(environment(3, "api:control:api"))
         first, second = inherited.take("api")
         assert [first.getsockname(), second.getsockname()] == [
             one.getsockname(),
@@ -75,7 +75,7 @@ def test_nothing_of_it_is_inherited(descriptors: Callable[[int], int]) -> None:
     with listening() as one:
         fd = descriptors(one.fileno())
         assert os.get_inheritable(fd)
-        inherited = Inherited.taken(environ)
+        inherited = InheritedSockets.from_environ(environ)
         assert not os.get_inheritable(fd)
         assert environ == {"OTHER": "1"}
         inherited.close_rest()
@@ -102,7 +102,7 @@ def test_what_is_not_meant_for_us_is_left(
     environ = dict(environ)
     with listening() as one:
         fd = descriptors(one.fileno())
-        inherited = Inherited.taken(environ)
+        inherited = InheritedSockets.from_environ(environ)
         assert inherited.take("x") == []
         assert inherited.close_rest() == []
         assert os.get_inheritable(fd)
@@ -114,7 +114,7 @@ def test_what_nobody_takes_is_closed_and_named(descriptors: Callable[[int], int]
     read, write = os.pipe()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, socket.socket() as idle:
         fds = [descriptors(fd) for fd in (datagrams.fileno(), read, idle.fileno(), write)]
-        inherited = Inherited.taken(environment(5, "control:control:control:odd"))
+        inherited = InheritedSockets.from_environ(environment(5, "control:control:control:odd"))
         assert inherited.take("control") == []
         assert inherited.close_rest() == ["control", "odd"]
         for fd in fds:
@@ -128,7 +128,7 @@ def test_without_names(descriptors: Callable[[int], int]) -> None:
     """A manager that gives no names gives sockets that nobody knows."""
     with listening() as one:
         descriptors(one.fileno())
-        assert Inherited.taken(environment(1)).close_rest() == ["unknown"]
+        assert InheritedSockets.from_environ(environment(1)).close_rest() == ["unknown"]
 
 
 WRITTEN = st.one_of(
@@ -155,12 +155,12 @@ def test_whatever_is_written_there(count: str, names: str, ours: bool, kinds: li
             fds.append(BASE + place)
         environ = {"LISTEN_FDS": count, "LISTEN_FDNAMES": names, "LISTEN_PID": "1"}
         environ |= {"LISTEN_PID": str(os.getpid())} if ours else {}
-        inherited = Inherited.taken(environ)
+        inherited = InheritedSockets.from_environ(environ)
         assert environ == {}
-        held = [fd for found in inherited._held.values() for fd in found]
+        held = [fd for found in inherited._descriptors.values() for fd in found]
         assert set(held) <= set(fds)
         assert len(held) == len(set(held))
-        for name in list(inherited._held):
+        for name in list(inherited._descriptors):
             for each in inherited.take(name):
                 assert each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 each.close()

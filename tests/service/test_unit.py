@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from reconciled.service.manager import Membership, membership
-from reconciled.service.show import read_shown
-from reconciled.service.unit_facts import UnitFacts, facts_of, seconds_of, socket_of, span_of
+from reconciled.service.show import parse_show_output
+from reconciled.service.unit_facts import UnitFacts, facts_of, parse_timespan, seconds_of, socket_of
 
 FOREVER = 2**64 - 1
 # As the bus of systemd 252 says it of the shipped unit.
@@ -92,7 +92,7 @@ StartLimitBurst=5
 
 def test_bus_and_systemctl_say_the_same() -> None:
     """Whoever is asked, the facts of one unit are the same value."""
-    assert facts_of(read_shown(SHOWN), "x") == facts_of(BUS, "x")
+    assert facts_of(parse_show_output(SHOWN), "x") == facts_of(BUS, "x")
 
 
 def test_facts_are_what_the_manager_says() -> None:
@@ -100,9 +100,13 @@ def test_facts_are_what_the_manager_says() -> None:
     facts = facts_of(BUS, "bus")
     assert (facts.timeout_stop, facts.watchdog, facts.restart_delay) == (360.0, 60.0, 1.0)
     assert facts.reaper == ("reconciled", "reap", "--wait=5m")
-    assert (facts.program, facts.prevented, facts.stale) == ("reconciled", {78}, False)
+    assert (facts.program, facts.restart_prevent_exit_status, facts.need_daemon_reload) == (
+        "reconciled",
+        {78},
+        False,
+    )
     assert len(facts.fragments) == 2
-    assert facts.runtime == ("/run/reconciled",)
+    assert facts.runtime_directories == ("/run/reconciled",)
     writable = ("/etc", "/var/lib/reconciled", "/run/reconciled")
     assert facts.sandbox.writable == writable
 
@@ -110,7 +114,7 @@ def test_facts_are_what_the_manager_says() -> None:
 def test_what_is_not_told_is_not_known() -> None:
     """A property that is missing, or has a form that nobody knows, is None and no default."""
     unknown = facts_of(
-        read_shown("Id=x.service\nTimeoutStopUSec=[not set]\nRestartUSec=soon\n"), "x"
+        parse_show_output("Id=x.service\nTimeoutStopUSec=[not set]\nRestartUSec=soon\n"), "x"
     )
     assert unknown == UnitFacts("x.service", "x")
 
@@ -118,7 +122,7 @@ def test_what_is_not_told_is_not_known() -> None:
 def test_a_list_without_members_is_empty_and_not_unknown() -> None:
     """There is no line of systemctl for an empty list of commands: there is no reaper then."""
     text = "\n".join(line for line in SHOWN.splitlines() if not line.startswith("ExecStopPost"))
-    assert facts_of(read_shown(text), "x").stop_post == ()
+    assert facts_of(parse_show_output(text), "x").exec_stop_post == ()
 
 
 def test_a_watchdog_that_is_hidden_is_unknown() -> None:
@@ -147,7 +151,7 @@ def test_a_watchdog_that_is_hidden_is_unknown() -> None:
 )
 def test_spans_of_time(text: str, seconds: float | None) -> None:
     """What systemd prints and what people write for it is read; anything else is unknown."""
-    assert seconds_of(span_of(text)) == seconds
+    assert seconds_of(parse_timespan(text)) == seconds
 
 
 def test_sockets_are_told_by_their_paths() -> None:
@@ -160,7 +164,7 @@ def test_sockets_are_told_by_their_paths() -> None:
     facts = socket_of(bus)
     assert (facts.name, facts.paths) == ("reconciled.socket", ("/run/reconciled.sock",))
     shown = "Id=reconciled.socket\nSocketUser=reconciled\nListen=/run/reconciled.sock (Stream)\n"
-    assert socket_of(read_shown(shown)) == facts
+    assert socket_of(parse_show_output(shown)) == facts
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_sockets_are_told_by_their_paths() -> None:
         ),
         (
             "0::/user.slice/user-1000.slice/user@1000.service/app.slice/reconciled.service\n",
-            Membership("reconciled.service", of_user=True),
+            Membership("reconciled.service", is_user_unit=True),
         ),
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-term-5.scope\n", None),
         ("0::/user.slice/user-0.slice/login-3.scope\n", None),

@@ -113,7 +113,7 @@ class Program:
         async with trio.open_nursery() as aside:
             with Work(name, stop, name, timeout) as work:
                 if self.rng.random() < 0.2:
-                    key = stop.narrow(work, stop.limits)
+                    key = stop.nest(work, stop.limits)
                     aside.start_soon(self.requests, key)
                     aside.start_soon(key.run_stages, lambda _: None)
                 await self.node(work, DEPTH, covered=False)
@@ -174,7 +174,7 @@ class Program:
     def cancelled_at(self, work: Work, now: float, *, covered: bool) -> float:
         """When the code here was cancelled at the earliest; *now* if it was not."""
         if covered:
-            section = work.stop.root.covering()
+            section = work.stop.root.covering_section()
             assert section is not None
             return min(now, section.deadline)
         last = self.last_deadline.get(work, 0.0)

@@ -14,7 +14,13 @@ import trio
 
 from reconciled.core.stages import StopLimits
 from reconciled.stop import Stop, Work, last_resort
-from reconciled.stop.last_resort import Blocked, LastResort, Seen, hung_at, leave_at
+from reconciled.stop.last_resort import (
+    Blocked,
+    LastResort,
+    MissedTime,
+    exit_deadline,
+    hang_deadline,
+)
 
 LIMITS = StopLimits(drain=20, critical=300, cleanup=5)
 IDLE = math.inf
@@ -35,14 +41,14 @@ LEAVE = {
 def test_when_to_leave(case: str) -> None:
     """The time by which the process has to be gone, asked to stop at 100 with 300 + 5 + 3 s."""
     busy_since, deadlines, expected = LEAVE[case]
-    assert leave_at(100.0, busy_since, deadlines, LIMITS) == expected
+    assert exit_deadline(100.0, busy_since, deadlines, LIMITS) == expected
 
 
 def test_no_case_is_longer_than_the_budget() -> None:
     """Whatever is open and however long it is blocked: the stop budget holds (invariant 7)."""
     for busy_since in (0.0, 100.0, 399.0, 1e9, IDLE):
         for deadlines in ([], [0.0], [399.0], [1e9]):
-            assert leave_at(100.0, busy_since, deadlines, LIMITS) <= 100 + LIMITS.budget
+            assert exit_deadline(100.0, busy_since, deadlines, LIMITS) <= 100 + LIMITS.budget
 
 
 HANGS = {
@@ -58,7 +64,7 @@ HANGS = {
 def test_when_a_hang_is_left(case: str) -> None:
     """Outside a stop: after a minute, and not before what is critical has had its time."""
     busy_since, deadlines, expected = HANGS[case]
-    assert hung_at(busy_since, deadlines, LIMITS) == expected
+    assert hang_deadline(busy_since, deadlines, LIMITS) == expected
 
 
 LOOKS = {
@@ -76,22 +82,22 @@ LOOKS = {
 def test_what_nobody_saw_is_no_hang(case: str) -> None:
     """Of a turn counts what the thread got to see: not a halt, nor a machine that starves it."""
     looks, missed = LOOKS[case]
-    seen = Seen(99.9)
+    seen = MissedTime(99.9)
     for now in looks:
-        seen.look(now, 100.0)
-    assert seen.since(100.0) == pytest.approx(100.0 + missed)
+        seen.record_check(now, 100.0)
+    assert seen.adjusted_start(100.0) == pytest.approx(100.0 + missed)
 
 
 def test_a_new_turn_is_seen_anew() -> None:
     """What was missed of one turn of the loop is not credited to the next."""
-    seen = Seen(99.0)
-    seen.look(100.5, 100.0)
-    seen.look(200.0, 100.0)
-    seen.look(201.0, 200.5)
-    assert seen.since(200.5) == 200.5
-    assert seen.since(200.7) == 200.7  # one that began since the last look
-    seen.look(202.0, math.inf)
-    assert seen.since(math.inf) == math.inf
+    seen = MissedTime(99.0)
+    seen.record_check(100.5, 100.0)
+    seen.record_check(200.0, 100.0)
+    seen.record_check(201.0, 200.5)
+    assert seen.adjusted_start(200.5) == 200.5
+    assert seen.adjusted_start(200.7) == 200.7  # one that began since the last look
+    seen.record_check(202.0, math.inf)
+    assert seen.adjusted_start(math.inf) == math.inf
 
 
 @attrs.define(eq=False)
@@ -309,7 +315,7 @@ async def test_a_timer_stands_behind_the_thread(monkeypatch: pytest.MonkeyPatch)
     assert armed == []
     watched.stop_at = time.monotonic()
     resort.arm()
-    assert armed == [pytest.approx(LIMITS.budget + last_resort.BEHIND, abs=1)]
+    assert armed == [pytest.approx(LIMITS.budget + last_resort.FAULTHANDLER_MARGIN, abs=1)]
     resort.end()
     resort.arm()
     assert len(armed) == 1

@@ -234,7 +234,7 @@ async def test_a_section_warns_before_its_end(autojump_clock: MockClock) -> None
         with Work("w", stop) as work, pytest.raises(Overrun):
             began = trio.current_time()
             async with work.critical("write", budget=50) as section:
-                with section.warned(5) as scope:
+                with section.scope_before_deadline(5) as scope:
                     section.clamp(began + 20)
                     await trio.sleep_forever()
                 warned.append(trio.current_time() - began)

@@ -33,7 +33,7 @@ STRICT = "[Service]\nExecStart=\nExecStart=reconciled run --strict\n"
 
 def told(service: Service) -> dict[str, str]:
     """The findings in the log, by their directives."""
-    events = ("unit.misfit", "unit.advice", "unit.note")
+    events = ("unit.timeout_too_short", "unit.advice", "unit.note")
     found = [entry for entry in service.entries() if entry.event in events]
     return {entry.fields["directive"]: entry.fields["reason"] for entry in found}
 
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_named(service: Service) -> None:
     said = told(service)
     assert said.keys() == NAMED.keys()
     assert all(part in said[directive] for directive, part in NAMED.items())
-    misfit = service.wait_for("unit.misfit")
+    misfit = service.wait_for("unit.timeout_too_short")
     assert misfit.fields["write"] == f"{service.dropins}/60-stop-budget.conf"
     assert misfit.fields["content"] == "[Service]\nTimeoutStopSec=6min\n"
     assert misfit.fields["then"] == "systemctl daemon-reload"
@@ -82,7 +82,7 @@ def test_what_check_says_to_paste_puts_it_right(service: Service) -> None:
         box.run("sh", "-e", text=paste.rpartition("\n\n")[0])
         assert directives(checked(box, "--strict")) == set()
         service.start()
-        service.wait_for("unit.fits", unit=service.unit)
+        service.wait_for("unit.ok", unit=service.unit)
         assert told(service) == {}
     finally:
         (box.root / LOGIND.lstrip("/")).unlink(missing_ok=True)
@@ -109,10 +109,10 @@ def test_a_reload_that_asks_for_more_is_measured_again(service: Service) -> None
     """A longer stop.critical that no longer fits is told when the reload is in force."""
     service.configure({"drain": "1s", "critical": "6s"})
     service.start()
-    service.wait_for("unit.fits")
+    service.wait_for("unit.ok")
     service.configure({"drain": "1s", "critical": "10m"})
     service.kill("SIGHUP")
-    misfit = service.wait_for("unit.misfit")
+    misfit = service.wait_for("unit.timeout_too_short")
     assert "below the stop budget of 10m8s" in misfit.fields["reason"]
 
 
@@ -124,7 +124,7 @@ def test_without_a_bus_nothing_is_said(own_box: Box) -> None:
     service.drop_in("[Service]\nTimeoutStopSec=10s\n")
     own_box.run("systemctl", "stop", "dbus.socket", "dbus.service")
     service.start()
-    service.wait_for("unit.unread")
+    service.wait_for("unit.unavailable")
     assert told(service) == {}
     data = checked(own_box)
     assert data["unit"]["read"] == "systemctl"

@@ -229,7 +229,7 @@ def test_a_sandbox_that_hides_programs_holds_their_keys(service: Service) -> Non
     dropin = f"{DAEMON_DIES}PrivateUsers=yes\n"
     started(service, f"{WAITS}; {DONE}", dropin, critical={"budget": "30s"})
     service.kill("KILL")
-    service.wait_for("program.unknown", key="x/site")
+    service.wait_for("program.unreadable", key="x/site")
     service.wait_for("operation.held", key="x/site")
     assert reaper_said(
         service, r"operation \w+ is left alone: process \d+ of it runs and cannot be"

@@ -78,7 +78,7 @@ def fields_of(service: Service, *words: str) -> list[dict[str, Any]]:
 
 def wait_for_quiet(service: Service) -> None:
     """Wait for what the daemon says by itself after its start, at any time: not in the midst."""
-    for event in ("daemon.ready", "unit.fits", "shutdown.lock_held"):
+    for event in ("daemon.ready", "unit.ok", "shutdown.lock_held"):
         service.wait_for(event)
 
 

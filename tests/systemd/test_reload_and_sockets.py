@@ -66,7 +66,7 @@ def test_c13_a_rejected_reload_fails_with_its_message(service: Service) -> None:
     assert problem in told.stderr
     other = ["setpriv", "--reuid=65534", "--clear-groups", "reconciled", "reload"]
     assert problem not in service.box.run(*other, check=False).stderr
-    assert len(service.all("control.asked")) == 2
+    assert len(service.all("control.accepted")) == 2
 
 
 def test_a_reload_during_a_start_waits_for_it(service: Service) -> None:

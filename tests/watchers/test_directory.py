@@ -24,7 +24,7 @@ from reconciled.watchers import directory as directory_module
 from reconciled.watchers import hints as hints_module
 from reconciled.watchers.directory import DirectoryWatcher
 from reconciled.watchers.hints import Hints
-from reconciled.watchers.listing import LARGEST_FILE, read_listing
+from reconciled.watchers.listing import MAX_FILE_BYTES, read_listing
 
 SOON = 5.0  # seconds for an effect that takes milliseconds; far below a full listing's 60
 
@@ -373,7 +373,7 @@ async def test_files_that_cannot_be_read_are_named(manifests: Path) -> None:
     (manifests / "folder.yaml").mkdir()
     (manifests / "dangling.yaml").symlink_to("nowhere")
     (manifests / "device.yaml").symlink_to("/dev/zero")
-    (manifests / "huge.yaml").write_bytes(b"x" * (LARGEST_FILE + 1))
+    (manifests / "huge.yaml").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     (manifests / "boom.yaml").write_text("boom")
     (manifests / "fine.yaml").write_text("fine 1")
     async with watching(manifests) as reports:
@@ -623,7 +623,7 @@ async def test_reading_is_no_change(manifests: Path) -> None:
         hints.subscribe()
         async with watching(manifests, parse) as reports:
             await reports.declare(a="1")
-        assert not await hints.came()
+        assert not await hints.take_pending()
 
 
 async def test_what_concerns_no_manifest_is_no_hint(manifests: Path) -> None:
@@ -634,7 +634,7 @@ async def test_what_concerns_no_manifest_is_no_hint(manifests: Path) -> None:
         hints.subscribe()
         log.write_text("2")
         (manifests.parent / "beside.yaml").write_text("3")
-        assert not await hints.came()
+        assert not await hints.take_pending()
         (manifests / "a.yaml").write_text("4")
         assert await hints.wait(SOON)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Manifest, Origin, fingerprint_of
-from reconciled.watchers.documents import SETTLED, Documents
+from reconciled.watchers.documents import STABLE_AFTER, Documents
 from reconciled.watchers.listing import ReadFile
 
 NOW = 1000.0
@@ -27,7 +27,7 @@ def read(file: str, *, bad: bool = False, modified: float = 0.0, **values: int) 
 def after(*listings: dict[str, ReadFile], torn: bool = False) -> Documents:
     documents = Documents()
     for files in listings:
-        documents = documents.following(files, NOW, torn=torn)
+        documents = documents.updated(files, NOW, torn=torn)
     return documents
 
 
@@ -42,7 +42,7 @@ def test_an_old_bad_file_keeps_its_last_good_documents() -> None:
     )
     assert values(documents) == {"x": 2, "y": 1}
     assert not documents.complete
-    documents = documents.following({"a": read("a", x=3)}, NOW, torn=False)
+    documents = documents.updated({"a": read("a", x=3)}, NOW, torn=False)
     assert values(documents) == {"x": 3}
     assert documents.complete
 
@@ -53,33 +53,33 @@ def test_the_last_good_of_two_stays() -> None:
     documents = after({"b": two}, {"a": one, "b": two}, {"a": one, "b": read("b", x=3)})
     assert values(documents) == {"x": 2}
     assert len(documents.problems) == 2
-    assert values(documents.following({"a": one}, NOW, torn=False)) == {"x": 1}
+    assert values(documents.updated({"a": one}, NOW, torn=False)) == {"x": 1}
 
 
 def test_nothing_new_is_the_same_value() -> None:
     """The same files give the same documents, without work."""
     files = {"a": read("a", x=1)}
     documents = after(files)
-    assert documents.following(dict(files), NOW, torn=False) is documents
+    assert documents.updated(dict(files), NOW, torn=False) is documents
 
 
 def test_a_torn_listing_forgets_nothing() -> None:
     """A file that a torn listing lacks keeps its last good documents for when it returns bad."""
-    documents = after({"a": read("a", x=1)}).following({}, NOW, torn=True)
+    documents = after({"a": read("a", x=1)}).updated({}, NOW, torn=True)
     assert values(documents) == {}
     assert not documents.complete
-    documents = documents.following({"a": read("a", bad=True)}, NOW, torn=False)
+    documents = documents.updated({"a": read("a", bad=True)}, NOW, torn=False)
     assert values(documents) == {"x": 1}
-    assert documents.following({}, NOW, torn=False).complete
+    assert documents.updated({}, NOW, torn=False).complete
 
 
 def test_what_was_lost_just_now_may_come_again() -> None:
     """Documents stay until the file that lost them has rested; then they are gone."""
-    recent = {"a": read("a", modified=NOW - SETTLED / 2, x=1)}
+    recent = {"a": read("a", modified=NOW - STABLE_AFTER / 2, x=1)}
     documents = after({"a": read("a", x=1, y=1)}, recent)
     assert values(documents) == {"x": 1, "y": 1}
     assert not documents.complete
-    documents = documents.following(recent, NOW + SETTLED, torn=False)
+    documents = documents.updated(recent, NOW + STABLE_AFTER, torn=False)
     assert values(documents) == {"x": 1}
     assert documents.complete
 

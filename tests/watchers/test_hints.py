@@ -39,8 +39,8 @@ async def test_an_overflow_is_a_hint(watched: Path) -> None:
         for turn in range(queue_limit() + 2):
             logs[turn % 2].chmod(0o600 + turn % 4)
         (watched / "a.yaml").touch()
-        assert await hints.came()
-        assert not await hints.came()
+        assert await hints.take_pending()
+        assert not await hints.take_pending()
 
 
 async def test_the_directory_that_was_is_not_watched(tmp_path: Path, watched: Path) -> None:
@@ -52,12 +52,12 @@ async def test_the_directory_that_was_is_not_watched(tmp_path: Path, watched: Pa
         hints.subscribe()
         following.symlink_to(other)
         following.rename(link)
-        assert await hints.came()
+        assert await hints.take_pending()
         hints.subscribe()
         touch(watched / "a.yaml")
-        assert not await hints.came()
+        assert not await hints.take_pending()
         (other / "a.yaml").touch()
-        assert await hints.came()
+        assert await hints.take_pending()
 
 
 async def test_a_burst_ends_with_quiet_or_in_time(
@@ -69,13 +69,13 @@ async def test_a_burst_ends_with_quiet_or_in_time(
     with Hints(watched) as hints:
         hints.subscribe()
         began = trio.current_time()
-        await hints.quiet()
+        await hints.debounce()
         assert trio.current_time() - began >= 0.2
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_touching, watched / "a.yaml", name="writer")
             began = trio.current_time()
             with trio.fail_after(SOON):
-                await hints.quiet()
+                await hints.debounce()
             assert trio.current_time() - began >= 1.0
             nursery.cancel_scope.cancel(reason="burst is over")
 

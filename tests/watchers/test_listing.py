@@ -9,7 +9,7 @@ import pytest
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Manifest, Origin, fingerprint_of
 from reconciled.watchers import listing as listing_module
-from reconciled.watchers.listing import Listing, OtherDevice, ReadFile, read_listing
+from reconciled.watchers.listing import DeviceChanged, Listing, ReadFile, read_listing
 
 
 def parse(data: bytes, file: str) -> tuple[list[Manifest], list[Problem]]:
@@ -57,7 +57,7 @@ def test_another_device_is_not_read(tmp_path: Path) -> None:
     """Nothing is read of a directory that is on another device than expected (C10 case 5)."""
     (tmp_path / "a.yaml").write_text("one")
     device = read_listing(tmp_path, {}, parse).device
-    with pytest.raises(OtherDevice, match=f"is on another device \\({device}\\) than before"):
+    with pytest.raises(DeviceChanged, match=f"is on another device \\({device}\\) than before"):
         read_listing(tmp_path, {}, parse, device + 1)
 
 

@@ -15,7 +15,13 @@ from trio.testing import MockClock
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Report, Tick
 from reconciled.watchers import timers
-from reconciled.watchers.timers import STEP, CronWatcher, EveryWatcher, local_zone, zone_named
+from reconciled.watchers.timers import (
+    POLL_INTERVAL,
+    CronWatcher,
+    EveryWatcher,
+    find_zone,
+    local_zone,
+)
 
 START = datetime(2026, 3, 1, 3, 50, tzinfo=UTC)
 
@@ -138,7 +144,7 @@ async def test_steps_are_the_only_wakeups(autojump_clock: MockClock) -> None:
         looks.append(autojump_clock.current_time())
         return wall()
 
-    with trio.move_on_after(20 * STEP):
+    with trio.move_on_after(20 * POLL_INTERVAL):
         await CronWatcher(Cron("0 23 * * *", UTC), clock).watch(lambda _report: None)
     assert len(looks) <= 22
 
@@ -155,7 +161,7 @@ def test_names() -> None:
 def test_a_zone_that_is_none_is_refused(name: str) -> None:
     """A wrong zone is an error that shows what to write."""
     with pytest.raises(ValueError, match="write one like Europe/Berlin"):
-        zone_named(name)
+        find_zone(name)
 
 
 def test_the_local_zone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

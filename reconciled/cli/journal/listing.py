@@ -14,9 +14,15 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.cli.journal.text import as_data, listed, shown
-from reconciled.cli.journal.undoing import Undoing
-from reconciled.cli.terminal import act_as_owner, complain, refuse, say, say_json
+from reconciled.cli.journal.text import as_data, format_list, format_operation
+from reconciled.cli.journal.undoing import UndoCheck
+from reconciled.cli.terminal import (
+    act_as_owner,
+    print_error,
+    print_json,
+    print_line,
+    report_invalid,
+)
 from reconciled.config.load import find_config, load
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import controller_of
@@ -26,24 +32,26 @@ from reconciled.journal.sqlite.rows import read_open, read_past
 from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable, read_meta
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.journal.state_lock import Locked, probe
-from reconciled.programs.program_records import Damaged
+from reconciled.programs.program_records import RecordDamaged
 from reconciled.programs.steps import StepsDamaged, read_steps
-from reconciled.programs.survivors import find
+from reconciled.programs.survivors import find_survivor
 
 NOT_FOUND, ERROR = 4, 70
-PREFIX = 100  # so many operations are compared with a prefix; whoever gives a shorter one is told
+PREFIX_LIMIT = (
+    100  # so many operations are compared with a prefix; whoever gives a shorter one is told
+)
 
 
 @attrs.frozen
-class Place:
+class JournalTarget:
     """What the verbs work on: the state directory, and what can undo an operation of it."""
 
     state: Path
-    undoing: Undoing
+    undo_check: UndoCheck
 
 
 @attrs.frozen
-class Book:
+class JournalSnapshot:
     """What a copy of the store says.
 
     open      oldest first
@@ -54,7 +62,7 @@ class Book:
 
     open: tuple[OperationRecord, ...] = ()
     past: tuple[OperationRecord, ...] = ()
-    unread: int = 0
+    damaged: int = 0
     degraded: str = ""
 
     def find(self, prefix: str) -> list[OperationRecord]:
@@ -65,10 +73,10 @@ class Book:
 def execute(arguments: argparse.Namespace) -> int:
     """Do what ``journal`` was asked for."""
     try:
-        place = _place(arguments)
+        place = _target(arguments)
     except Invalid as invalid:
-        complain("with --state DIRECTORY the journal can be read without a configuration")
-        return refuse(invalid)
+        print_error("with --state DIRECTORY the journal can be read without a configuration")
+        return report_invalid(invalid)
     try:
         act_as_owner(place.state)
         if arguments.action == "resolve":
@@ -77,106 +85,108 @@ def execute(arguments: argparse.Namespace) -> int:
             return resolve.execute(arguments, place)
         code = _list(arguments, place) if arguments.action == "list" else _show(arguments, place)
     except (StoreTooNew, StoreUnusable) as error:
-        complain(f"reconciled journal: {error}")
+        print_error(f"reconciled journal: {error}")
         return ERROR
     try:
         probe(place.state)
     except Locked as held:
         holder = "another process" if held.pid is None else f"process {held.pid}"
-        complain(f"{place.state} is held by {holder}: this is what it had written just now")
+        print_error(f"{place.state} is held by {holder}: this is what it had written just now")
     return code
 
 
-def _place(arguments: argparse.Namespace) -> Place:
+def _target(arguments: argparse.Namespace) -> JournalTarget:
     """Raises Invalid where only the configuration could say where the state is."""
     try:
         config = load(find_config(arguments.config, os.environ), os.environ).config
     except Invalid as invalid:
         if not arguments.state:
             raise
-        return Place(Path(arguments.state).absolute(), Undoing(None, str(invalid.problems[0])))
+        return JournalTarget(
+            Path(arguments.state).absolute(), UndoCheck(None, str(invalid.problems[0]))
+        )
     state = Path(arguments.state).absolute() if arguments.state else config.state
-    return Place(state, Undoing(config))
+    return JournalTarget(state, UndoCheck(config))
 
 
-def read_book(state: Path, limit: int, prefix: str = "") -> Book:
+def read_journal(state: Path, limit: int, prefix: str = "") -> JournalSnapshot:
     """What the store below *state* has, at most *limit* past operations of it.
 
     Raises StoreTooNew, StoreUnusable.
     """
     with open_snapshot(state) as connection:
         if connection is None:
-            return Book()
+            return JournalSnapshot()
         past = read_past(connection, limit, prefix)
         degraded = read_meta(connection).degraded
-        return Book(tuple(read_open(connection)), past.records, past.damaged, degraded)
+        return JournalSnapshot(tuple(read_open(connection)), past.records, past.damaged, degraded)
 
 
-def the_one(book: Book, prefix: str) -> OperationRecord | None:
+def find_operation(book: JournalSnapshot, prefix: str) -> OperationRecord | None:
     """The operation whose id begins with *prefix*; None, and a line, where it is not just one."""
     found = book.find(prefix)
     if len(found) == 1:
         return found[0]
     if not found:
-        complain(f"there is no operation {prefix}: reconciled journal list names them")
+        print_error(f"there is no operation {prefix}: reconciled journal list names them")
         return None
-    complain(f"{prefix} is not enough, {len(found)} operations begin so:")
+    print_error(f"{prefix} is not enough, {len(found)} operations begin so:")
     for record in found[:20]:
-        complain(f"  {record.id}  {record.key}  {record.name}")
+        print_error(f"  {record.id}  {record.key}  {record.name}")
     return None
 
 
-def _list(arguments: argparse.Namespace, place: Place) -> int:
-    book = read_book(place.state, arguments.limit)
+def _list(arguments: argparse.Namespace, place: JournalTarget) -> int:
+    book = read_journal(place.state, arguments.limit)
     pending = {each.id: _pending(place.state, each.id) for each in book.open}
     if arguments.json:
         everything = (*book.open, *book.past)
-        say_json([as_data(each, pending.get(each.id)) for each in everything])
+        print_json([as_data(each, pending.get(each.id)) for each in everything])
     else:
-        say(listed(book.open, book.past, pending))
+        print_line(format_list(book.open, book.past, pending))
     if book.degraded:
-        complain(
+        print_error(
             f"The store was damaged: {book.degraded}. Keys that are not as desired are held until"
             ' reconciled journal resolve --all --abandon --why "…"'
         )
-    if book.unread:
-        complain(f"{book.unread} past operations are damaged and were left out")
+    if book.damaged:
+        print_error(f"{book.damaged} past operations are damaged and were left out")
     return 0
 
 
-def _show(arguments: argparse.Namespace, place: Place) -> int:
+def _show(arguments: argparse.Namespace, place: JournalTarget) -> int:
     prefix = arguments.id.upper()
-    record = the_one(read_book(place.state, PREFIX, prefix), prefix)
+    record = find_operation(read_journal(place.state, PREFIX_LIMIT, prefix), prefix)
     if record is None:
         return NOT_FOUND
     pending = _pending(place.state, record.id) if record.ending is None else None
     # Loads a plugin: not for what is over.
-    undo = record.hold is not None and not place.undoing.why_not(record)
+    undo = record.hold is not None and not place.undo_check.refusal_reason(record)
     directory = place.state / "operations" / record.id
     files = sorted(str(file) for file in directory.glob("*.log")) if directory.is_dir() else []
-    noted = _of_program(directory)
+    noted = _program_lines(directory)
     if arguments.json:
         data = as_data(record, pending, can_undo=undo)
         data |= {"directory": str(directory) if directory.is_dir() else None, "output": files}
-        say_json(data | {"program": noted})
+        print_json(data | {"program": noted})
     else:
-        say(shown(record, pending, noted, files, now=time.time(), can_undo=undo))
-        left = place.undoing.config
+        print_line(format_operation(record, pending, noted, files, now=time.time(), can_undo=undo))
+        left = place.undo_check.config
         if record.ending is None and left and controller_of(record.key) not in left.controllers:
-            complain(f"{controller_of(record.key)} is not configured: nothing goes on with it")
+            print_error(f"{controller_of(record.key)} is not configured: nothing goes on with it")
     return 0
 
 
-def _pending(state: Path, operation: str) -> resolutions.Decided | None:
+def _pending(state: Path, operation: str) -> resolutions.ResolutionRequest | None:
     """The decision that waits for the daemon, if it can be read."""
     try:
-        return resolutions.pending(state, operation)
+        return resolutions.read_pending(state, operation)
     except (OSError, ValueError) as error:
-        complain(f"a decision about {operation} cannot be read: {error}")
+        print_error(f"a decision about {operation} cannot be read: {error}")
         return None
 
 
-def _of_program(directory: Path) -> list[str]:
+def _program_lines(directory: Path) -> list[str]:
     """What is known of its program, a line each."""
     lines = []
     try:
@@ -184,8 +194,8 @@ def _of_program(directory: Path) -> list[str]:
         if steps:
             listed = ", ".join(f"{step.name} (attempt {step.attempt})" for step in steps)
             lines.append(f"steps that its program noted: {listed}")
-        survivor = find(directory)
-    except (StepsDamaged, Damaged, OSError) as error:
+        survivor = find_survivor(directory)
+    except (StepsDamaged, RecordDamaged, OSError) as error:
         return [*lines, f"what its program left cannot be read: {error}"]
     if survivor is None:
         return lines
@@ -200,13 +210,13 @@ def _of_program(directory: Path) -> list[str]:
         else:
             state = f"ended with code {end.code}"
         return [*lines, f"its program {what.action} of attempt {what.attempt} {state}"]
-    except (Damaged, OSError) as error:
+    except (RecordDamaged, OSError) as error:
         return [*lines, f"how its program ended cannot be read: {error}"]
     finally:
         survivor.close()
 
 
-def who() -> str:
+def login_name() -> str:
     """The person at the terminal, for the record: the name and number of a login."""
     import pwd
 

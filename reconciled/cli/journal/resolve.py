@@ -16,13 +16,20 @@ from collections.abc import Callable
 
 import attrs
 
-from reconciled.cli.journal.listing import NOT_FOUND, PREFIX, Place, read_book, the_one, who
+from reconciled.cli.journal.listing import (
+    NOT_FOUND,
+    PREFIX_LIMIT,
+    JournalTarget,
+    find_operation,
+    login_name,
+    read_journal,
+)
 from reconciled.cli.journal.text import state_of
-from reconciled.cli.terminal import complain, say
+from reconciled.cli.terminal import print_error, print_line
 from reconciled.core.resources import controller_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord, Resolution
-from reconciled.journal.resolutions import EVERYTHING, Decided
+from reconciled.journal.resolutions import ALL_OPERATIONS, ResolutionRequest
 from reconciled.journal.state_lock import Locked, probe
 
 NOT_HELD, USAGE, NO_ANSWER = 1, 2, 75
@@ -36,7 +43,7 @@ _MEANS = {
 }
 
 
-def execute(arguments: argparse.Namespace, place: Place) -> int:
+def execute(arguments: argparse.Namespace, target: JournalTarget) -> int:
     """Decide. Raises StoreTooNew, StoreUnusable, OSError."""
     what = Resolution(arguments.decision)
     why = " ".join(arguments.why.split())
@@ -46,118 +53,120 @@ def execute(arguments: argparse.Namespace, place: Place) -> int:
         return _usage("--all goes with --abandon alone: decide about each operation by its ID")
     if not why:
         return _usage('--why wants a reason, for whoever reads this later: --why "…"')
-    decided = Decided(EVERYTHING, what, who(), why, time.time())
-    resolve = Resolve(place, decided)
-    return resolve.everything() if arguments.all else resolve.one(arguments.id.upper())
+    decided = ResolutionRequest(ALL_OPERATIONS, what, login_name(), why, time.time())
+    resolve = ResolveCommand(target, decided)
+    return resolve.resolve_all() if arguments.all else resolve.resolve_one(arguments.id.upper())
 
 
 def _usage(text: str) -> int:
-    complain(f"reconciled journal resolve: {text}")
+    print_error(f"reconciled journal resolve: {text}")
     return USAGE
 
 
 @attrs.define(eq=False)
-class Resolve:
+class ResolveCommand:
     """One decision on its way."""
 
-    place: Place
-    decided: Decided
+    target: JournalTarget
+    resolution: ResolutionRequest
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def one(self, prefix: str) -> int:
+    def resolve_one(self, prefix: str) -> int:
         """Settle the operation whose id begins with *prefix*."""
-        record = the_one(read_book(self.place.state, PREFIX, prefix), prefix)
+        record = find_operation(read_journal(self.target.state, PREFIX_LIMIT, prefix), prefix)
         if record is None:
             return NOT_FOUND
         if record.hold is None:
-            complain(f"{record.id} ({record.key}) is not held: {state_of(record)}")
+            print_error(f"{record.id} ({record.key}) is not held: {state_of(record)}")
             return NOT_HELD
-        if self.decided.what is Resolution.BACK:
-            why_not = self.place.undoing.why_not(record)
+        if self.resolution.resolution is Resolution.BACK:
+            why_not = self.target.undo_check.refusal_reason(record)
             if why_not:
-                complain(f"{record.id} ({record.key}): {why_not}")
+                print_error(f"{record.id} ({record.key}): {why_not}")
                 return NOT_HELD
-        self.decided = attrs.evolve(self.decided, operation=record.id)
-        means = f"{record.id} ({record.key}, {record.name}) {_MEANS[self.decided.what]}"
-        return self._hand_over(means, self._acted_on, self._configured(record))
+        self.resolution = attrs.evolve(self.resolution, operation=record.id)
+        means = f"{record.id} ({record.key}, {record.name}) {_MEANS[self.resolution.resolution]}"
+        return self._submit(means, self._is_recorded, self._unconfigured_remark(record))
 
-    def everything(self) -> int:
+    def resolve_all(self) -> int:
         """Trust the store again after it was set aside, and abandon what is held."""
-        book = read_book(self.place.state, 0)
+        book = read_journal(self.target.state, 0)
         if not book.degraded:
-            complain(
+            print_error(
                 "the store is whole, so that there is nothing to settle at once:"
                 " decide about each operation by its ID"
             )
             return NOT_HELD
         held = sum(record.hold is not None for record in book.open)
         means = f"the store is trusted again, {held} held operations are abandoned"
-        return self._hand_over(means, self._trusted, "")
+        return self._submit(means, self._is_store_trusted, "")
 
-    def _configured(self, record: OperationRecord) -> str:
-        config, controller = self.place.undoing.config, controller_of(record.key)
-        later = self.decided.what in (Resolution.FORWARD, Resolution.BACK)
+    def _unconfigured_remark(self, record: OperationRecord) -> str:
+        config, controller = self.target.undo_check.config, controller_of(record.key)
+        later = self.resolution.resolution in (Resolution.FORWARD, Resolution.BACK)
         if later and config is not None and controller not in config.controllers:
             return f"Controller {controller} is not configured: it happens once that is."
         return ""
 
-    def _hand_over(self, means: str, done: Callable[[], bool], remark: str) -> int:
-        self._put()
-        if self._lives() and not self._taken():
-            if self._lives() and resolutions.take_back(self.place.state, self.decided.operation):
-                complain(
-                    f"the process that holds {self.place.state} did not take the decision within"
+    def _submit(self, means: str, done: Callable[[], bool], remark: str) -> int:
+        self._write()
+        if self._is_state_locked() and not self._wait_accepted():
+            if self._is_state_locked() and resolutions.withdraw(
+                self.target.state, self.resolution.operation
+            ):
+                print_error(
+                    f"the process that holds {self.target.state} did not take the decision within"
                     f" {WAIT:.0f} s: it was taken back"
                 )
                 return NO_ANSWER
-            say(f"Decided: {means}.\nIt is written down, and acts as soon as it can.")
-        elif resolutions.waits(self.place.state, self.decided.operation):
-            say(f"Decided: {means}.\nNo daemon runs: it acts at the next start.")
+            print_line(f"Decided: {means}.\nIt is written down, and acts as soon as it can.")
+        elif resolutions.is_pending(self.target.state, self.resolution.operation):
+            print_line(f"Decided: {means}.\nNo daemon runs: it acts at the next start.")
         elif done():
-            say(f"Decided: {means}.")
+            print_line(f"Decided: {means}.")
         else:
-            complain("it was not held any more when the daemon looked: nothing was decided")
+            print_error("it was not held any more when the daemon looked: nothing was decided")
             return NOT_HELD
         if remark:
-            say(remark)
+            print_line(remark)
         return 0
 
-    def _put(self) -> None:
+    def _write(self) -> None:
         before = None
         try:
-            before = resolutions.pending(self.place.state, self.decided.operation)
+            before = resolutions.read_pending(self.target.state, self.resolution.operation)
         except (OSError, ValueError) as error:
-            complain(f"an earlier decision cannot be read, and is replaced: {error}")
-        if before is not None and before.what is not self.decided.what:
-            say(f"This replaces --{before.what.value}, by {before.who}: {before.why}")
-        resolutions.put(self.place.state, self.decided)
+            print_error(f"an earlier decision cannot be read, and is replaced: {error}")
+        if before is not None and before.resolution is not self.resolution.resolution:
+            print_line(f"This replaces --{before.resolution.value}, by {before.who}: {before.why}")
+        resolutions.submit(self.target.state, self.resolution)
 
-    def _lives(self) -> bool:
+    def _is_state_locked(self) -> bool:
         try:
-            probe(self.place.state)
+            probe(self.target.state)
         except Locked:
             return True
         return False
 
-    def _taken(self) -> bool:
+    def _wait_accepted(self) -> bool:
         """Wait until a daemon has settled it; False where none has in time."""
         until = self.clock() + WAIT
-        while resolutions.waits(self.place.state, self.decided.operation):
+        while resolutions.is_pending(self.target.state, self.resolution.operation):
             if self.clock() >= until:
                 return False
             self.sleep(POLL)
         return True
 
-    def _acted_on(self) -> bool:
+    def _is_recorded(self) -> bool:
         """Whether the journal has this very decision."""
-        mine = (self.decided.who, self.decided.what.value, self.decided.why)
-        book = read_book(self.place.state, 1, self.decided.operation)
+        mine = (self.resolution.who, self.resolution.resolution.value, self.resolution.why)
+        book = read_journal(self.target.state, 1, self.resolution.operation)
         return any(
             (note.who, note.what, note.why) == mine
-            for record in book.find(self.decided.operation)
+            for record in book.find(self.resolution.operation)
             for note in record.notes
         )
 
-    def _trusted(self) -> bool:
-        return not read_book(self.place.state, 0).degraded
+    def _is_store_trusted(self) -> bool:
+        return not read_journal(self.target.state, 0).degraded

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from reconciled.core.durations import format_duration
-from reconciled.core.recovery import commands_for
+from reconciled.core.recovery import resolve_commands
 from reconciled.journal.operation_record import Note, OperationRecord, StepRecord, StepState
-from reconciled.journal.resolutions import Decided
+from reconciled.journal.resolutions import ResolutionRequest
 from reconciled.runtime.operations.pinned import is_removal
 
 _MEANS = {
@@ -27,19 +27,19 @@ _MEANS = {
 _NO_RESULT = "started, no result: nobody knows whether it took effect"
 
 
-def state_of(record: OperationRecord, pending: Decided | None = None) -> str:
+def state_of(record: OperationRecord, pending: ResolutionRequest | None = None) -> str:
     """Where *record* stands, in a few words."""
     if record.ending is not None:
         return record.ending.value
     if pending is not None:
-        return f"decided: {pending.what.value}"
+        return f"decided: {pending.resolution.value}"
     if record.hold is not None:
         return "held"
-    return f"decided: {record.word}" if record.word else "open"
+    return f"decided: {record.pending_resolution}" if record.pending_resolution else "open"
 
 
 def as_data(
-    record: OperationRecord, pending: Decided | None = None, *, can_undo: bool = False
+    record: OperationRecord, pending: ResolutionRequest | None = None, *, can_undo: bool = False
 ) -> dict[str, Any]:
     """*record* for programs; times are ISO 8601 in UTC."""
     hold = record.hold
@@ -73,7 +73,7 @@ def as_data(
         "decided": None
         if pending is None
         else {
-            "decision": pending.what.value,
+            "decision": pending.resolution.value,
             "who": pending.who,
             "why": pending.why,
             "at": _iso(pending.at),
@@ -82,14 +82,14 @@ def as_data(
             {"at": _iso(note.at), "who": note.who or None, "what": note.what, "why": note.why}
             for note in record.notes
         ],
-        "settle": list(commands_for(record.id, can_undo=can_undo)) if held else [],
+        "settle": list(resolve_commands(record.id, can_undo=can_undo)) if held else [],
     }
 
 
-def listed(
+def format_list(
     opened: Sequence[OperationRecord],
     past: Sequence[OperationRecord],
-    pending: Mapping[str, Decided | None],
+    pending: Mapping[str, ResolutionRequest | None],
 ) -> str:
     """The open operations, then those that are over."""
     lines = []
@@ -109,7 +109,7 @@ def listed(
 
 def _row(record: OperationRecord, at: float, state: str) -> tuple[str, ...]:
     last = clean(record.last_step) or "-"
-    return record.id, when(at), state, clean(record.key), clean(record.name), last
+    return record.id, format_time(at), state, clean(record.key), clean(record.name), last
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -120,9 +120,9 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def shown(  # noqa: PLR0913 - what is known of one operation, from where it stands
+def format_operation(  # noqa: PLR0913 - what is known of one operation, from where it stands
     record: OperationRecord,
-    pending: Decided | None,
+    pending: ResolutionRequest | None,
     program: Sequence[str],
     output: Sequence[str],
     *,
@@ -134,11 +134,11 @@ def shown(  # noqa: PLR0913 - what is known of one operation, from where it stan
     if record.ending is None and record.hold is not None:
         paragraphs.append(_hold(record))
     if pending is not None:
-        decided = f"--{pending.what.value}, by {pending.who}, {when(pending.at)}"
+        decided = f"--{pending.resolution.value}, by {pending.who}, {format_time(pending.at)}"
         why = clean(pending.why)
         paragraphs.append([f"Decided, and not acted on yet: {decided}", f"  {why}"])
     elif record.ending is None and record.hold is not None:
-        paragraphs.append(_settle(record, can_undo=can_undo))
+        paragraphs.append(_resolve_commands(record, can_undo=can_undo))
     if record.notes:
         paragraphs.append(["What was decided:", *(_note(note) for note in record.notes)])
     if output:
@@ -146,17 +146,17 @@ def shown(  # noqa: PLR0913 - what is known of one operation, from where it stan
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
 
-def _head(record: OperationRecord, pending: Decided | None, now: float) -> list[str]:
+def _head(record: OperationRecord, pending: ResolutionRequest | None, now: float) -> list[str]:
     marks = [f"attempt {record.attempt}"]
     marks += ["removal"] if is_removal(record) else []
     marks += ["critical"] if record.critical else []
     rows = [
         ("key", clean(record.key)),
         ("operation", f"{clean(record.name)} ({', '.join(marks)})"),
-        ("begun", f"{when(record.begun)}, {_ago(now - record.begun)}"),
+        ("begun", f"{format_time(record.begun)}, {_ago(now - record.begun)}"),
     ]
     if record.ending is not None:
-        rows.append(("ended", f"{when(record.ended)}, {_ago(now - record.ended)}"))
+        rows.append(("ended", f"{format_time(record.ended)}, {_ago(now - record.ended)}"))
     if record.pinned.get("file"):
         rows.append(("manifest", f"{record.pinned['file']}, as it was then"))
     if record.undoes:
@@ -188,7 +188,7 @@ def _progress(record: OperationRecord, program: Sequence[str]) -> list[str]:
 def _hold(record: OperationRecord) -> list[str]:
     hold = record.hold
     assert hold is not None
-    lines = [f"Held since {when(hold.since)}:", f"  {clean(hold.reason)}"]
+    lines = [f"Held since {format_time(hold.since)}:", f"  {clean(hold.reason)}"]
     if hold.evidence:
         lines += [f"  {clean(line)}" for line in hold.evidence.splitlines()]
     if hold.by_cap:
@@ -196,9 +196,9 @@ def _hold(record: OperationRecord) -> list[str]:
     return lines
 
 
-def _settle(record: OperationRecord, *, can_undo: bool) -> list[str]:
+def _resolve_commands(record: OperationRecord, *, can_undo: bool) -> list[str]:
     lines = ["Look at what is there, then settle it with one of these:"]
-    for command in commands_for(record.id, can_undo=can_undo):
+    for command in resolve_commands(record.id, can_undo=can_undo):
         lines.append(f"  {command}")
         lines += [f"      {text}" for flag, text in _MEANS.items() if f" {flag} " in command]
     return lines
@@ -206,7 +206,7 @@ def _settle(record: OperationRecord, *, can_undo: bool) -> list[str]:
 
 def _note(note: Note) -> str:
     by = note.who or "the daemon"
-    return f"  {when(note.at)}  {clean(by)}: {clean(note.what)}: {clean(note.why)}"
+    return f"  {format_time(note.at)}  {clean(by)}: {clean(note.what)}: {clean(note.why)}"
 
 
 def _step_data(step: StepRecord) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def when(at: float) -> str:
+def format_time(at: float) -> str:
     """Wall time for people: local, with its offset."""
     return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")
 

@@ -12,19 +12,19 @@ from reconciled.config.model import Config
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import controller_of
 from reconciled.journal.operation_record import OperationRecord
-from reconciled.runtime.controllers.loading import Ready, prepare
-from reconciled.runtime.operations.pinned import unpin
+from reconciled.runtime.controllers.loading import LoadedController, prepare
+from reconciled.runtime.operations.pinned import pinned_manifest
 from reconciled.runtime.plugin_errors import text_of
 
 
 @attrs.frozen
-class Undoing:
+class UndoCheck:
     """Asks reconcilers. invalid says why there is no configuration."""
 
     config: Config | None
     invalid: str = ""
 
-    def why_not(self, record: OperationRecord) -> str:
+    def refusal_reason(self, record: OperationRecord) -> str:
         """Why *record* cannot be undone, as a sentence; empty: it can. Runs plugin code."""
         if record.undoes:
             return f"it undoes {record.undoes}, and cannot be undone itself"
@@ -39,18 +39,18 @@ class Undoing:
             return f"nothing can undo it: controller {name} is not configured"
         prepared = prepare(attrs.evolve(self.config, controllers={name: controller}))
         if prepared.ready:
-            return _asked(prepared.ready[0], record)
+            return _ask_reconciler(prepared.ready[0], record)
         reasons = [each.reason for each in prepared.stalled]
         reasons += [str(problem) for problem in prepared.problems]
         return f"nothing can undo it: controller {name} stalls: {'; '.join(reasons)}"
 
 
-def _asked(ready: Ready, record: OperationRecord) -> str:
+def _ask_reconciler(ready: LoadedController, record: OperationRecord) -> str:
     kind, controller = ready.plugin.kind, ready.config
     if kind != record.pinned["kind"]:
         return f"nothing can undo it: controller {controller.name} takes {kind} now"
     try:
-        if ready.reconciler.can_undo(ready.plugin.spec(unpin(record))):
+        if ready.reconciler.can_undo(ready.plugin.spec(pinned_manifest(record))):
             return ""
     except Invalid as invalid:
         return f"its pinned spec does not fit any more: {invalid}"

@@ -37,7 +37,7 @@ def fault(message: str) -> Faults:
 
 
 @attrs.define(eq=False)
-class Collection:
+class FaultCollector:
     """Gathers the faults of a value's parts, so that all are reported at once."""
 
     faults: list[Fault] = attrs.Factory(list)
@@ -74,7 +74,7 @@ def guess(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def unknown(what: str, word: str, known: Iterable[str]) -> str:
+def unknown_message(what: str, word: str, known: Iterable[str]) -> str:
     """The message for a *word* that is none of *known*: with the nearest one, or with all."""
     names = sorted(known)
     shown = word if len(word) <= _LONGEST_NAME else word[: _LONGEST_NAME - 1] + "…"
@@ -86,7 +86,7 @@ def unknown(what: str, word: str, known: Iterable[str]) -> str:
     return f"unknown {what} {shown}: it can be {', '.join(names)}"
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """*value* in the words of a message."""
     if value is None:
         return "nothing"

@@ -64,7 +64,7 @@ def shape_fits(data: Any, kind: Any) -> bool:
     return type(data) in {float: (int, float), int: (int,), bool: (bool,)}.get(kind, (str,))
 
 
-def name_of(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     """*kind* in the words of a message."""
     if isinstance(kind, NewType):
         return "a duration" if kind is Seconds else f"a {kind.__name__.lower()}"

@@ -8,13 +8,13 @@ from pathlib import Path as FilePath
 from typing import Any, get_args
 
 from reconciled.config.structuring.faults import (
-    Collection,
     Fault,
+    FaultCollector,
     Faults,
     Hook,
-    described,
+    describe,
     fault,
-    unknown,
+    unknown_message,
 )
 from reconciled.config.structuring.values import Share, parse_share
 from reconciled.core.durations import Seconds, parse_duration
@@ -27,13 +27,13 @@ _REFERENCE = "credential"
 def _text(data: Any, _: Any) -> str:
     if isinstance(data, str):
         return data
-    raise fault(f"takes text, got {described(data)}{in_quotes(data)}")
+    raise fault(f"takes text, got {describe(data)}{quote_hint(data)}")
 
 
-def in_quotes(data: Any) -> str:
+def quote_hint(data: Any) -> str:
     """What to write where text is taken and *data* is a number or a word that YAML knows."""
     if isinstance(data, bool | int | float):
-        shown = described(data).removeprefix("the number ")
+        shown = describe(data).removeprefix("the number ")
         return f': write "{shown}"'
     return ""
 
@@ -41,16 +41,16 @@ def in_quotes(data: Any) -> str:
 def _integer(data: Any, _: Any) -> int:
     if isinstance(data, int) and not isinstance(data, bool):
         return data
-    raise fault(f"takes a whole number, got {described(data)}{_unquote(data)}")
+    raise fault(f"takes a whole number, got {describe(data)}{_unquote_hint(data)}")
 
 
 def _float(data: Any, _: Any) -> float:
     if isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
-    raise fault(f"takes a number, got {described(data)}{_unquote(data)}")
+    raise fault(f"takes a number, got {describe(data)}{_unquote_hint(data)}")
 
 
-def _unquote(data: Any) -> str:
+def _unquote_hint(data: Any) -> str:
     if isinstance(data, str) and data.isdecimal() and len(data) <= _LONGEST_INTEGER:
         return f": write {data} without quotes"
     return ""
@@ -59,25 +59,25 @@ def _unquote(data: Any) -> str:
 def _boolean(data: Any, _: Any) -> bool:
     if isinstance(data, bool):
         return data
-    raise fault(f"takes true or false, got {described(data)}")
+    raise fault(f"takes true or false, got {describe(data)}")
 
 
 def _seconds(data: Any, _: Any) -> float:
     if isinstance(data, str):
-        return _parsed(parse_duration, data)
+        return _parse_or_fault(parse_duration, data)
     near = ""
     if isinstance(data, int | float) and not isinstance(data, bool):
         near = f", or {data}s if seconds are meant"
-    raise fault(f"takes a duration with a unit, got {described(data)}: write 1m30s{near}")
+    raise fault(f"takes a duration with a unit, got {describe(data)}: write 1m30s{near}")
 
 
 def _share(data: Any, _: Any) -> float:
     if isinstance(data, str):
-        return _parsed(parse_share, data)
-    raise fault(f"takes a percentage, got {described(data)}: write it as in 50%")
+        return _parse_or_fault(parse_share, data)
+    raise fault(f"takes a percentage, got {describe(data)}: write it as in 50%")
 
 
-def _parsed(parse: Callable[[str], float], text: str) -> float:
+def _parse_or_fault(parse: Callable[[str], float], text: str) -> float:
     try:
         return parse(text)
     except ValueError as exc:
@@ -89,7 +89,7 @@ def _path(data: Any, _: Any) -> FilePath:
         raise fault("takes a path, and no path has the character NUL in it: remove it")
     if isinstance(data, str) and data:
         return FilePath(data)
-    raise fault(f"takes a path, got {described(data)}")
+    raise fault(f"takes a path, got {describe(data)}")
 
 
 def _secret(data: Any, _: Any) -> Secret:
@@ -99,10 +99,10 @@ def _secret(data: Any, _: Any) -> Secret:
             "takes a reference to a secret and never the secret itself: write {credential: NAME},"
             " and LoadCredential=NAME:… in the unit"
         )
-    found = Collection()
+    found = FaultCollector()
     for key in data:
         if key != _REFERENCE:
-            found.add(key, unknown("key", key, [_REFERENCE]), at_key=True)
+            found.add(key, unknown_message("key", key, [_REFERENCE]), at_key=True)
     if _REFERENCE not in data and not found.faults:
         raise fault("names no credential: write {credential: NAME}")
     found.raise_any()
@@ -118,7 +118,7 @@ def _anything(data: Any, _: Any) -> Any:
 
 def _nothing(data: Any, _: Any) -> None:
     if data is not None:
-        raise fault(f"takes nothing, got {described(data)}")
+        raise fault(f"takes nothing, got {describe(data)}")
 
 
 # Types that cattrs has coercing hooks of its own for.
@@ -156,7 +156,7 @@ def _choice_hook(choices: dict[Any, Any]) -> Hook:
                 return choice
         names = [str(value) for value in choices]
         if isinstance(data, str):
-            raise fault(unknown("value", data, names))
-        raise fault(f"takes one of {', '.join(names)}, got {described(data)}")
+            raise fault(unknown_message("value", data, names))
+        raise fault(f"takes one of {', '.join(names)}, got {describe(data)}")
 
     return hook

@@ -20,14 +20,14 @@ import attrs
 import cattrs
 
 from reconciled.config.structuring.faults import (
-    Collection,
     Fault,
+    FaultCollector,
     Faults,
     Hook,
-    described,
+    describe,
     fault,
     guess,
-    unknown,
+    unknown_message,
 )
 from reconciled.config.structuring.shapes import (
     SEQUENCES,
@@ -36,11 +36,17 @@ from reconciled.config.structuring.shapes import (
     is_mapping,
     is_sequence,
     is_union,
-    name_of,
     shape_fits,
+    type_name,
 )
-from reconciled.config.structuring.simple import COERCED, SIMPLE, enum_hook, in_quotes, literal_hook
-from reconciled.config.yaml.positions import Path, Place, Positions
+from reconciled.config.structuring.simple import (
+    COERCED,
+    SIMPLE,
+    enum_hook,
+    literal_hook,
+    quote_hint,
+)
+from reconciled.config.yaml.positions import Location, Path, Positions
 from reconciled.core.problems import Invalid, Problem
 
 T = TypeVar("T")
@@ -78,7 +84,7 @@ class Structurer:
         try:
             return cast("T", self._read(data, cls))
         except Faults as exc:
-            problems = [_located(part, positions, path) for part in exc.faults]
+            problems = [_to_problem(part, positions, path) for part in exc.faults]
             raise Invalid(problems) from exc
 
     def _read(self, data: Any, kind: Any) -> Any:
@@ -90,7 +96,7 @@ class Structurer:
         except Faults:
             raise
         except Exception as exc:
-            raise fault(f"cannot be read as {name_of(kind)}: {exc}") from exc
+            raise fault(f"cannot be read as {type_name(kind)}: {exc}") from exc
 
     def _class_hook(self, cls: Any) -> Hook:
         attrs.resolve_types(get_origin(cls) or cls)
@@ -102,9 +108,9 @@ class Structurer:
 
         def hook(data: Any, _: Any) -> Any:
             if not isinstance(data, dict):
-                raise fault(f"takes a mapping of {_listed(fields)}, got {described(data)}")
-            found = Collection()
-            meant = _note_unknown(data, fields, found)
+                raise fault(f"takes a mapping of {_join_names(fields)}, got {describe(data)}")
+            found = FaultCollector()
+            meant = _collect_unknown_keys(data, fields, found)
             values = {}
             for name, field in fields.items():
                 if name in data:
@@ -112,7 +118,7 @@ class Structurer:
                         values[name] = self._read(data[name], field.type)
                 elif field.default is attrs.NOTHING and name not in meant:
                     found.faults.append(Fault((), f"{name} is missing: add {name}"))
-            _note_invalid(values, fields, found)
+            _collect_invalid_values(values, fields, found)
             found.raise_any()
             return _construct(cls, values)
 
@@ -123,8 +129,8 @@ class Structurer:
 
         def hook(data: Any, _: Any) -> Any:
             if not isinstance(data, dict):
-                raise fault(f"takes a mapping, got {described(data)}{_empty(data, '{}')}")
-            found = Collection()
+                raise fault(f"takes a mapping, got {describe(data)}{_empty_hint(data, '{}')}")
+            found = FaultCollector()
             result = {}
             for key, value in data.items():
                 with found.inside(key):
@@ -143,10 +149,10 @@ class Structurer:
         def hook(data: Any, _: Any) -> Any:
             if not isinstance(data, list):
                 near = ": put [ ] around it" if isinstance(data, str) else ""
-                raise fault(f"takes a list, got {described(data)}{near}{_empty(data, '[]')}")
+                raise fault(f"takes a list, got {describe(data)}{near}{_empty_hint(data, '[]')}")
             if fixed and len(data) != len(arguments):
                 raise fault(f"takes a list of {len(arguments)} elements, got {len(data)}")
-            found = Collection()
+            found = FaultCollector()
             result = []
             for index, element in enumerate(data):
                 with found.inside(index):
@@ -176,8 +182,8 @@ class Structurer:
                     return self._read(data, member)
                 except Faults:
                     continue
-            near = in_quotes(data) if str in members else ""
-            raise fault(f"takes {' or '.join(map(name_of, members))}, got {described(data)}{near}")
+            near = quote_hint(data) if str in members else ""
+            raise fault(f"takes {' or '.join(map(type_name, members))}, got {describe(data)}{near}")
 
         return hook
 
@@ -185,11 +191,13 @@ class Structurer:
 def structure(cls: type[T], data: Any, positions: Positions | None = None, path: Path = ()) -> T:
     """Structurer.structure() for once; *positions* may be left out for data of no file."""
     if positions is None:
-        positions = Positions(f"<{cls.__name__}>", Place(1, 1))
+        positions = Positions(f"<{cls.__name__}>", Location(1, 1))
     return Structurer().structure(cls, data, positions, path)
 
 
-def _note_unknown(data: dict[str, Any], fields: dict[str, Any], found: Collection) -> set[str]:
+def _collect_unknown_keys(
+    data: dict[str, Any], fields: dict[str, Any], found: FaultCollector
+) -> set[str]:
     """Note the keys that are no fields; give the fields that were probably meant by them.
 
     One slip is one message: a field that was misspelt is not reported as missing too.
@@ -198,12 +206,14 @@ def _note_unknown(data: dict[str, Any], fields: dict[str, Any], found: Collectio
     for key in data:
         if key not in fields:
             free = [name for name in fields if name not in data]
-            found.add(key, unknown("key", key, free or fields), at_key=True)
+            found.add(key, unknown_message("key", key, free or fields), at_key=True)
             meant.add(guess(key, free) or "")
     return meant
 
 
-def _note_invalid(values: dict[str, Any], fields: dict[str, Any], found: Collection) -> None:
+def _collect_invalid_values(
+    values: dict[str, Any], fields: dict[str, Any], found: FaultCollector
+) -> None:
     """Note what validators say of each part that could be read.
 
     Making the object would tell only the first of it, and nothing while a part is missing.
@@ -232,15 +242,15 @@ def _construct(cls: Any, values: dict[str, Any]) -> Any:
         raise Faults([Fault(path, said)]) from exc
 
 
-def _located(part: Fault, positions: Positions, path: Path) -> Problem:
+def _to_problem(part: Fault, positions: Positions, path: Path) -> Problem:
     if part.at_key:
         return positions.problem_at_key((*path, *part.path), part.message)
     return positions.problem((*path, *part.path), part.message)
 
 
-def _listed(fields: dict[str, Any]) -> str:
+def _join_names(fields: dict[str, Any]) -> str:
     return ", ".join(fields) if fields else "nothing"
 
 
-def _empty(data: Any, empty: str) -> str:
+def _empty_hint(data: Any, empty: str) -> str:
     return f": write {empty} for an empty one" if data is None else ""

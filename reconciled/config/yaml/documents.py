@@ -23,8 +23,8 @@ import attrs
 import yaml
 
 from reconciled.config.yaml.encoding import decode
-from reconciled.config.yaml.positions import Place, Positions
-from reconciled.config.yaml.scalars import plain
+from reconciled.config.yaml.positions import Location, Positions
+from reconciled.config.yaml.scalars import parse_plain
 from reconciled.config.yaml.syntax import syntax_fault
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import Origin
@@ -45,29 +45,29 @@ class Document:
     positions: Positions
 
 
-class _TooMuch(Exception):
+class _LimitExceeded(Exception):
     """The file is over a limit: nothing more of it is read."""
 
 
 @attrs.define(eq=False)
-class _Open:
+class _OpenCollection:
     """A collection whose end is still to come."""
 
     data: Any
-    place: Place
+    location: Location
     anchor: str | None
     before: int  # how many keys and values were counted before it
     key: str | None = None
-    key_place: tuple[int, int] = (0, 0)
-    merged: tuple[Any, Place] | None = None
+    key_location: tuple[int, int] = (0, 0)
+    merged: tuple[Any, Location] | None = None
     in_value: bool = False
     is_key: bool = False  # a collection where only text may stand: read, and left out
 
 
 @attrs.define(eq=False)
-class _Anchored:
+class _Anchor:
     data: Any
-    place: Place
+    location: Location
     size: int
 
 
@@ -86,7 +86,7 @@ def read_documents(data: bytes, file: str) -> tuple[list[Document], list[Problem
         start: int | None = 0
         while start is not None:
             start = reader.read(text, start, documents)
-    except _TooMuch:
+    except _LimitExceeded:
         pass
     return documents, sorted(reader.problems)
 
@@ -95,32 +95,32 @@ def read_documents(data: bytes, file: str) -> tuple[list[Document], list[Problem
 class _Reader:
     file: str
     problems: list[Problem] = attrs.Factory(list)
-    lines: int = 0  # before the part that is being read
+    line_offset: int = 0  # before the part that is being read
     count: int = 0  # keys, values and documents so far
-    began: int = 0  # index of the present document, in the part being read
+    document_start: int = 0  # index of the present document, in the part being read
     faults: int = 0  # problems of the documents that came before
-    open: list[_Open] = attrs.Factory(list)
-    anchors: dict[str, _Anchored | None] = attrs.Factory(dict)
+    open: list[_OpenCollection] = attrs.Factory(list)
+    anchors: dict[str, _Anchor | None] = attrs.Factory(dict)
 
     def read(self, text: str, start: int, documents: list[Document]) -> int | None:
         """Read from *start* on; give the place to go on after a syntax error."""
         part = text[start:] if start else text
-        self.lines = text.count("\n", 0, start)
-        self.began = 0
+        self.line_offset = text.count("\n", 0, start)
+        self.document_start = 0
         self.open.clear()
         try:
             for event in yaml.parse(part, Loader=yaml.CSafeLoader):
-                self._take(event, documents)
+                self._handle_event(event, documents)
         except yaml.MarkedYAMLError as exc:
             mark = exc.problem_mark or exc.context_mark
             # Its stub knows of a position only; marks of both parsers have the index.
             index = getattr(mark, "index", len(part))
-            self._problem(*syntax_fault(exc, part, index, self.lines))
-            match = _NEXT_DOCUMENT.search(part, max(index, self.began + 1))
+            self._problem(*syntax_fault(exc, part, index, self.line_offset))
+            match = _NEXT_DOCUMENT.search(part, max(index, self.document_start + 1))
             return start + match.start() if match is not None else None
         return None
 
-    def _take(self, event: Any, documents: list[Document]) -> None:
+    def _handle_event(self, event: Any, documents: list[Document]) -> None:
         kind = type(event)
         if kind is yaml.ScalarEvent:
             self._scalar(event)
@@ -134,7 +134,7 @@ class _Reader:
             self._alias(event)
         elif kind is yaml.DocumentStartEvent:
             self._count(event)
-            self.began = event.start_mark.index
+            self.document_start = event.start_mark.index
             self.faults = len(self.problems)
             self.anchors.clear()
         if not self.open and kind is yaml.ScalarEvent:
@@ -150,10 +150,10 @@ class _Reader:
         if top is not None and type(top.data) is dict and not top.in_value:
             self._key(top, event, text, is_plain=is_plain)
             return
-        value: Any = self._plain(event, text) if is_plain else text
-        place = self._place(event.start_mark)
+        value: Any = self._parse_plain(event, text) if is_plain else text
+        place = self._location(event.start_mark)
         if event.anchor is not None:
-            self.anchors[event.anchor] = _Anchored(value, place, 1)
+            self.anchors[event.anchor] = _Anchor(value, place, 1)
         if top is not None:
             self._add(top, value, place)
 
@@ -161,37 +161,37 @@ class _Reader:
         """Finish a document that is one scalar; its value matters only as not being a mapping."""
         if len(self.problems) > self.faults:
             return
-        value = plain(event.value) if event.implicit[0] else event.value
-        place = self._place(event.start_mark)
+        value = parse_plain(event.value) if event.implicit[0] else event.value
+        place = self._location(event.start_mark)
         documents.append(Document(value, Positions(self.file, place)))
 
-    def _plain(self, event: Any, text: str) -> Any:
+    def _parse_plain(self, event: Any, text: str) -> Any:
         try:
-            return plain(text)
+            return parse_plain(text)
         except ValueError as exc:
             self._problem(event.start_mark, str(exc))
             return text
 
-    def _key(self, top: _Open, event: Any, text: str, *, is_plain: bool) -> None:
+    def _key(self, top: _OpenCollection, event: Any, text: str, *, is_plain: bool) -> None:
         mark = event.start_mark
         top.in_value = True
-        top.key, top.key_place = text, (mark.line + 1 + self.lines, mark.column + 1)
+        top.key, top.key_location = text, (mark.line + 1 + self.line_offset, mark.column + 1)
         if is_plain and text == _MERGE:
             top.key = None
             if top.merged is not None:
                 self._problem(mark, "a second << in one mapping: write <<: [*first, *second]")
             return
-        if is_plain and not isinstance(self._plain(event, text), str):
+        if is_plain and not isinstance(self._parse_plain(event, text), str):
             self._problem(mark, f'keys are text: write "{text}" for {text or "an empty key"}')
-        if text in top.data and top.place.parts is not None:
-            line = top.place.parts[text][0]
+        if text in top.data and top.location.parts is not None:
+            line = top.location.parts[text][0]
             self._problem(mark, f"the key {text} is given twice, first in line {line}: remove one")
 
     def _begin(self, event: Any, data: Any) -> None:
         self._count(event)
         if len(self.open) >= MAX_DEPTH:
             self._problem(event.start_mark, f"nested deeper than {MAX_DEPTH} levels: flatten it")
-            raise _TooMuch
+            raise _LimitExceeded
         if event.tag is not None:
             self._refuse_tag(event)
         top = self.open[-1] if self.open else None
@@ -201,22 +201,22 @@ class _Reader:
             self._problem(event.start_mark, message)
         if event.anchor is not None:
             self.anchors[event.anchor] = None
-        place = self._place(event.start_mark)
+        place = self._location(event.start_mark)
         place.parts = {}
-        self.open.append(_Open(data, place, event.anchor, self.count - 1, is_key=is_key))
+        self.open.append(_OpenCollection(data, place, event.anchor, self.count - 1, is_key=is_key))
 
     def _end(self, documents: list[Document]) -> None:
         done = self.open.pop()
         if done.merged is not None:
             _merge(done)
         if done.anchor is not None:
-            self.anchors[done.anchor] = _Anchored(done.data, done.place, self.count - done.before)
+            self.anchors[done.anchor] = _Anchor(done.data, done.location, self.count - done.before)
         if done.is_key:
             self.open[-1].in_value, self.open[-1].key = True, "?"
         elif self.open:
-            self._add(self.open[-1], done.data, done.place)
+            self._add(self.open[-1], done.data, done.location)
         elif len(self.problems) == self.faults:
-            documents.append(Document(done.data, Positions(self.file, done.place)))
+            documents.append(Document(done.data, Positions(self.file, done.location)))
 
     def _alias(self, event: Any) -> None:
         name, mark = event.anchor, event.start_mark
@@ -229,7 +229,7 @@ class _Reader:
                 if loop
                 else f'no anchor &{name} before this alias: write "*{name}" if it is text',
             )
-            anchored = _Anchored(None, self._place(mark), 1)
+            anchored = _Anchor(None, self._location(mark), 1)
         self.count += anchored.size - 1
         self._count(event)
         top = self.open[-1] if self.open else None
@@ -239,10 +239,10 @@ class _Reader:
             self._problem(mark, "an alias as a key: write the key's text")
             top.in_value, top.key = True, "?"
             return
-        self._add(top, anchored.data, anchored.place)
+        self._add(top, anchored.data, anchored.location)
 
-    def _add(self, top: _Open, value: Any, place: Place) -> None:
-        parts = top.place.parts
+    def _add(self, top: _OpenCollection, value: Any, place: Location) -> None:
+        parts = top.location.parts
         assert parts is not None
         if type(top.data) is list:
             parts[len(top.data)] = (place.line, place.column, place)
@@ -250,19 +250,19 @@ class _Reader:
             return
         top.in_value = False
         if top.key is None:
-            self._note_merge(top, value, place)
+            self._set_merge(top, value, place)
             return
         top.data[top.key] = value
-        parts[top.key] = (*top.key_place, place)
+        parts[top.key] = (*top.key_location, place)
 
-    def _note_merge(self, top: _Open, value: Any, place: Place) -> None:
+    def _set_merge(self, top: _OpenCollection, value: Any, place: Location) -> None:
         sources = value if isinstance(value, list) else [value]
         if all(isinstance(source, dict) for source in sources):
             top.merged = (value, place)
             return
         origin = Origin(self.file, place.line, place.column)
         message = "<< takes a mapping or a list of mappings, as in <<: *defaults"
-        self._note(Problem(origin, message))
+        self._add_problem(Problem(origin, message))
 
     def _count(self, event: Any) -> None:
         self.count += 1
@@ -272,41 +272,43 @@ class _Reader:
                 "merges bring in: split the file, or write less with aliases"
             )
             self._problem(event.start_mark, message)
-            raise _TooMuch
+            raise _LimitExceeded
 
     def _refuse_tag(self, event: Any) -> None:
         shown = event.tag.replace("tag:yaml.org,2002:", "!!")
         message = f"the tag {shown} is not taken, for files hold plain data only: remove the tag"
         self._problem(event.start_mark, message)
 
-    def _place(self, mark: Any) -> Place:
-        return Place(mark.line + 1 + self.lines, mark.column + 1)
+    def _location(self, mark: Any) -> Location:
+        return Location(mark.line + 1 + self.line_offset, mark.column + 1)
 
     def _problem(self, mark: Any, message: str) -> None:
         line, column = (mark.line, mark.column) if mark is not None else (0, 0)
-        self._note(Problem(Origin(self.file, line + 1 + self.lines, column + 1), message))
+        self._add_problem(
+            Problem(Origin(self.file, line + 1 + self.line_offset, column + 1), message)
+        )
 
-    def _note(self, problem: Problem) -> None:
+    def _add_problem(self, problem: Problem) -> None:
         if len(self.problems) == MAX_PROBLEMS:
             self.problems.append(attrs.evolve(problem, message="further problems are not shown"))
-            raise _TooMuch
+            raise _LimitExceeded
         self.problems.append(problem)
 
 
-def _merge(done: _Open) -> None:
+def _merge(done: _OpenCollection) -> None:
     assert done.merged is not None
-    assert done.place.parts is not None
+    assert done.location.parts is not None
     value, place = done.merged
-    for source, parts in _sources(value, place):
+    for source, parts in _merge_sources(value, place):
         for key, item in source.items():
             if key not in done.data:
                 done.data[key] = item
-                done.place.parts[key] = parts[key]
+                done.location.parts[key] = parts[key]
 
 
-def _sources(
-    value: Any, place: Place
-) -> Iterator[tuple[dict[str, Any], dict[str | int, tuple[int, int, Place]]]]:
+def _merge_sources(
+    value: Any, place: Location
+) -> Iterator[tuple[dict[str, Any], dict[str | int, tuple[int, int, Location]]]]:
     if isinstance(value, dict):
         yield value, place.parts or {}
         return

@@ -36,23 +36,23 @@ def decode(data: bytes, file: str) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as exc:
         before = data[: exc.start].decode("utf-8")
-        origin = place_of(before, len(before), file)
+        origin = origin_at(before, len(before), file)
         message = f"byte 0x{data[exc.start]:02x} is not UTF-8: save the file as UTF-8"
         raise Invalid([Problem(origin, message)]) from exc
     unprintable = _UNPRINTABLE.search(text)
     if unprintable is not None:
-        origin = place_of(text, unprintable.start(), file)
-        raise Invalid([Problem(origin, _about_unprintable(unprintable[0]))])
+        origin = origin_at(text, unprintable.start(), file)
+        raise Invalid([Problem(origin, _describe_unprintable(unprintable[0]))])
     return text
 
 
-def place_of(text: str, index: int, file: str) -> Origin:
+def origin_at(text: str, index: int, file: str) -> Origin:
     """The line and column of the character at *index*."""
     start = text.rfind("\n", 0, index) + 1
     return Origin(file, text.count("\n", 0, index) + 1, index - start + 1)
 
 
-def _about_unprintable(character: str) -> str:
+def _describe_unprintable(character: str) -> str:
     if character == "\0":
         return "a NUL byte: the file is damaged or is no text; write it again"
     if character == "\ufeff":

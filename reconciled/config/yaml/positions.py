@@ -17,13 +17,13 @@ Path = tuple[str | int, ...]
 
 
 @attrs.define(eq=False)
-class Place:
+class Location:
     """The place of one value; with the places of its parts, where it has any."""
 
     line: int
     column: int
     # By key or index: the place of the key (for a sequence, of the element), and the value's.
-    parts: dict[str | int, tuple[int, int, Place]] | None = None
+    parts: dict[str | int, tuple[int, int, Location]] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -31,23 +31,23 @@ class Positions:
     """The places of one document of *file*."""
 
     file: str
-    top: Place
+    top: Location
 
-    def value(self, path: Path = ()) -> Origin:
+    def value_origin(self, path: Path = ()) -> Origin:
         """Where the value at *path* begins."""
         return self._find(path, key=False)
 
-    def key(self, path: Path) -> Origin:
+    def key_origin(self, path: Path) -> Origin:
         """Where the key of the value at *path* stands."""
         return self._find(path, key=True)
 
     def problem(self, path: Path, message: str) -> Problem:
         """A problem with the value at *path*, which the message names in front."""
-        return Problem(self.value(path), f"{dotted(path)}: {message}" if path else message)
+        return Problem(self.value_origin(path), f"{dotted(path)}: {message}" if path else message)
 
     def problem_at_key(self, path: Path, message: str) -> Problem:
         """A problem with the key at *path* itself."""
-        return Problem(self.key(path), message)
+        return Problem(self.key_origin(path), message)
 
     def _find(self, path: Path, *, key: bool) -> Origin:
         place = self.top

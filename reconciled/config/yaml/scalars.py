@@ -16,18 +16,18 @@ Scalar = str | int | float | bool | None
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLEAN = re.compile(r"(yes|on|true)|no|off|false", re.IGNORECASE)
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_BASED = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
+_HEX_OR_OCTAL = re.compile(r"0x[0-9a-fA-F]+|0o[0-7]+")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 _BINARY_OR_GROUPED = re.compile(r"[-+]?(?:0b[01_]+|[0-9][0-9_]*_[0-9_]*)")
-_SIXTIES = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 _FRACTION = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_NO_NUMBER = re.compile(r"[-+]?\.(?:inf|nan)", re.IGNORECASE)
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|nan)", re.IGNORECASE)
 _LARGEST = 2**63
 # An integer of more digits is refused unread: reading it costs the square of its length.
 _DIGITS = 20
 
 
-def plain(text: str) -> Scalar:
+def parse_plain(text: str) -> Scalar:
     """The value of the unquoted *text*. Raises ValueError, with what to write instead."""
     if text in _NULL:
         return None
@@ -48,7 +48,7 @@ def plain(text: str) -> Scalar:
 
 
 def _number(text: str) -> Scalar:
-    if _INTEGER.fullmatch(text) or _BASED.fullmatch(text):
+    if _INTEGER.fullmatch(text) or _HEX_OR_OCTAL.fullmatch(text):
         return _integer(text)
     if _LEADING_ZERO.fullmatch(text):
         digits = text.lstrip("-+0_") or "0"
@@ -57,14 +57,14 @@ def _number(text: str) -> Scalar:
             f"{text} is octal to some readers of YAML and decimal to others: "
             f'write {octal}{digits} for the number, or "{text}" for the text'
         )
-    if _SIXTIES.fullmatch(text):
+    if _SEXAGESIMAL.fullmatch(text):
         raise ValueError(f'{text} is a number of base 60 to some readers of YAML: write "{text}"')
     if _BINARY_OR_GROUPED.fullmatch(text):
         raise ValueError(
             f"{text} is a number to some readers of YAML and text to others: "
             f'write it in plain digits, or "{text}" for the text'
         )
-    if _NO_NUMBER.fullmatch(text):
+    if _NOT_FINITE.fullmatch(text):
         raise ValueError(f'{text} is no finite number: write a number, or "{text}" for the text')
     if _FRACTION.fullmatch(text):
         return _fraction(text)

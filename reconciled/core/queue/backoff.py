@@ -14,7 +14,7 @@ import attrs
 
 # The jitter's lower end, as a share of the upper. Not 0 as in "full jitter": a failed run
 # must never be repeated at once. Not 1/2 as in "equal jitter": the spread would be narrower.
-SHORTEST = 0.25
+MIN_JITTER_SHARE = 0.25
 _DOUBLINGS = 62  # past any cap; keeps the power finite however often a key failed
 
 
@@ -38,4 +38,4 @@ class Backoff:
     def delay(self, failures: int, rng: Random) -> float:
         """A delay between a quarter of longest() and all of it, evenly spread."""
         longest = self.longest(failures)
-        return longest * (SHORTEST + (1 - SHORTEST) * rng.random())
+        return longest * (MIN_JITTER_SHARE + (1 - MIN_JITTER_SHARE) * rng.random())

@@ -16,10 +16,10 @@ import heapq
 import math
 from typing import TYPE_CHECKING
 
-from reconciled.core.queue.entry import OPENS_GATE, Entry, Priority, State
+from reconciled.core.queue.entry import OPENS_GATE, Entry, EntryState, Priority
 
 if TYPE_CHECKING:
-    from reconciled.core.queue.ring import Turns
+    from reconciled.core.queue.ring import Ring
 
 _SLACK = 64  # stale places that are not worth a clean-up
 
@@ -27,12 +27,12 @@ _SLACK = 64  # stale places that are not worth a clean-up
 class Delays:
     """A heap with lazy removal: moving or dropping an entry leaves its old place behind."""
 
-    __slots__ = ("_count", "_heap", "_live", "_turns", "first")
+    __slots__ = ("_count", "_heap", "_live", "_ring", "first")
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, ring: Ring) -> None:
         # Not after the earliest due time: read before each hand-out, so a plain attribute.
         self.first = math.inf
-        self._turns = turns
+        self._ring = ring
         self._heap: list[tuple[float, int, Entry]] = []
         self._live = 0
         self._count = 0  # keeps equal times in order of arrival, and entries uncompared
@@ -40,7 +40,7 @@ class Delays:
     def __len__(self) -> int:
         return self._live
 
-    def wish(self, entry: Entry, when: float, cause: str, priority: Priority) -> None:
+    def enqueue(self, entry: Entry, when: float, cause: str, priority: Priority) -> None:
         """Let *entry* be due at *when*, or once its gate lets it, unless it is due before.
 
         An entry without causes stood there only for its gate: the wish is its first.
@@ -48,8 +48,8 @@ class Delays:
         if priority > OPENS_GATE:
             when = max(when, entry.gate)
         first = not entry.causes
-        entry.note(cause)
-        entry.state = State.DELAYED
+        entry.record_cause(cause)
+        entry.state = EntryState.DELAYED
         entry.priority = priority if first else min(entry.priority, priority)
         if when < math.inf and (first or entry.due is None or when < entry.due):
             self.move(entry, when)
@@ -60,10 +60,10 @@ class Delays:
         An infinite *until* holds it for good: a terminal failure.
         """
         opens = bool(entry.causes) and entry.priority <= OPENS_GATE
-        if opens and entry.state is State.WAITING:
+        if opens and entry.state is EntryState.WAITING:
             return
         entry.gate = until
-        entry.state = State.DELAYED
+        entry.state = EntryState.DELAYED
         if opens or (entry.causes and entry.due is not None and entry.due >= until):
             return
         if until < math.inf:
@@ -82,7 +82,7 @@ class Delays:
             self._tidy()
         if when < self.first:
             self.first = when
-            self._turns.call()
+            self._ring.wake_if_idle()
 
     def drop(self, entry: Entry) -> None:
         """Make *entry* due never; harmless where it is not."""

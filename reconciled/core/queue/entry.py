@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from reconciled.core.queue.lane import Lane
     from reconciled.core.resources import Key
 
-CAUSES = 8  # distinct causes kept of one stay; enough to explain a run, and a bound
+MAX_CAUSES = 8  # distinct causes kept of one stay; enough to explain a run, and a bound
 
 
 class Priority(enum.IntEnum):
@@ -32,17 +32,17 @@ class Priority(enum.IntEnum):
 OPENS_GATE = Priority.CHANGED
 
 
-class State(enum.Enum):
+class EntryState(enum.Enum):
     """Where a stay stands."""
 
     WAITING = "waiting"
     DELAYED = "delayed"  # until it is due, or until a wish that its gate lets through
     RUNNING = "running"
     FORGOTTEN = "forgotten"  # running, and nothing of it is kept at its end
-    GONE = "gone"  # taken out while waiting; only its place in the line is left
+    REMOVED = "gone"  # taken out while waiting; only its place in the line is left
 
 
-class Standing(enum.Enum):
+class KeyState(enum.Enum):
     """Where a key stands, in the words that people see."""
 
     WAITING = "waiting"
@@ -51,7 +51,7 @@ class Standing(enum.Enum):
     DELAYED = "delayed"
     RETRYING = "retrying"  # failed; until its backoff is over
     TERMINAL = "terminal"  # failed for good, until somebody changes something
-    RESTING = "resting"  # as desired; only its gate is remembered
+    THROTTLED = "resting"  # as desired; only its gate is remembered
 
 
 class Job(Protocol):
@@ -90,7 +90,7 @@ class Job(Protocol):
         """Failed runs in a row before this one."""
 
     @property
-    def pending(self) -> bool:
+    def dirty(self) -> bool:
         """Whether a cause arrived since it was handed out that wants a run at once."""
 
 
@@ -102,10 +102,10 @@ class Entry:
     """
 
     __slots__ = (
-        "again",
         "causes",
         "due",
         "failures",
+        "follow_up",
         "gate",
         "key",
         "lane",
@@ -130,38 +130,38 @@ class Entry:
         self.more_causes = 0
         self.gate = 0.0  # before this, wishes below OPENS_GATE wait; infinite: terminal
         self.due: float | None = None  # set exactly while it is among the delays
-        self.again: Entry | None = None
+        self.follow_up: Entry | None = None
         self.started = 0.0
         self.waited = 0.0
 
     @property
-    def pending(self) -> bool:
+    def dirty(self) -> bool:
         """See Job."""
-        return self.again is not None and self.again.state is _WAITING
+        return self.follow_up is not None and self.follow_up.state is _WAITING
 
     @property
     def running(self) -> bool:
         """Handed out and not back."""
-        return self.state is State.RUNNING or self.state is State.FORGOTTEN
+        return self.state is EntryState.RUNNING or self.state is EntryState.FORGOTTEN
 
     @property
-    def standing(self) -> Standing:
+    def key_state(self) -> KeyState:
         """The state as people see it."""
         if self.running:
-            return Standing.DIRTY if self.pending else Standing.RUNNING
-        if self.state is not State.DELAYED:
-            return Standing.WAITING
+            return KeyState.DIRTY if self.dirty else KeyState.RUNNING
+        if self.state is not EntryState.DELAYED:
+            return KeyState.WAITING
         if self.gate == math.inf:
-            return Standing.TERMINAL
+            return KeyState.TERMINAL
         if not self.causes:
-            return Standing.RESTING
-        return Standing.RETRYING if self.failures else Standing.DELAYED
+            return KeyState.THROTTLED
+        return KeyState.RETRYING if self.failures else KeyState.DELAYED
 
-    def note(self, cause: str) -> None:
+    def record_cause(self, cause: str) -> None:
         """Keep *cause*, once."""
         if cause in self.causes:
             return
-        if len(self.causes) < CAUSES:
+        if len(self.causes) < MAX_CAUSES:
             self.causes += (cause,)
         else:
             self.more_causes += 1
@@ -169,9 +169,9 @@ class Entry:
     def absorb(self, other: Entry) -> None:
         """Take over the causes and the urgency of *other*, which came later."""
         for cause in other.causes:
-            self.note(cause)
+            self.record_cause(cause)
         self.more_causes += other.more_causes
         self.priority = min(self.priority, other.priority)
 
 
-_WAITING = State.WAITING
+_WAITING = EntryState.WAITING

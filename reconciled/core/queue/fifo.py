@@ -18,55 +18,55 @@ from __future__ import annotations
 
 from collections import deque
 
-from reconciled.core.queue.entry import Entry, Priority, State
+from reconciled.core.queue.entry import Entry, EntryState, Priority
 
 AGEING = 8
 _SLACK = 32  # places left behind that are not worth a clean-up
 
 
-class Lines:
+class PriorityFifo:
     """Where its lane puts entries in and takes them out itself; here is what is rarer."""
 
-    __slots__ = ("by_priority", "gone")
+    __slots__ = ("by_priority", "stale")
 
     def __init__(self) -> None:
         self.by_priority: tuple[deque[Entry], ...] = tuple(deque() for _ in Priority)
-        self.gone = 0  # places left behind
+        self.stale = 0  # places left behind
 
-    def choose(self, turn: int) -> deque[Entry]:
+    def choose(self, handout: int) -> deque[Entry]:
         """The line whose first entry comes next, for the *turn*-th hand-out of its lane."""
-        if self.gone:
-            self._clear_heads()
-        if turn % AGEING == 0:
+        if self.stale:
+            self._drop_stale_heads()
+        if handout % AGEING == 0:
             # Of equal waits the least urgent: the others have the other turns.
-            return min(filter(None, reversed(self.by_priority)), key=_since_of_head)
+            return min(filter(None, reversed(self.by_priority)), key=_head_since)
         for line in self.by_priority:
             if line:
                 return line
         raise IndexError("nothing waits")
 
-    def leave_place(self, waiting: int) -> None:
+    def mark_stale(self, waiting: int) -> None:
         """An entry in line was raised or is gone; *waiting* are left."""
-        self.gone += 1
-        if self.gone <= waiting + _SLACK:
+        self.stale += 1
+        if self.stale <= waiting + _SLACK:
             return
         for urgency, line in enumerate(self.by_priority):
-            kept = [entry for entry in line if _stands(entry, urgency)]
+            kept = [entry for entry in line if _is_live(entry, urgency)]
             line.clear()
             line.extend(kept)
-        self.gone = 0
+        self.stale = 0
 
-    def _clear_heads(self) -> None:
+    def _drop_stale_heads(self) -> None:
         """Make the first place of every line one that is taken."""
         for urgency, line in enumerate(self.by_priority):
-            while line and not _stands(line[0], urgency):
+            while line and not _is_live(line[0], urgency):
                 line.popleft()
-                self.gone -= 1
+                self.stale -= 1
 
 
-def _stands(entry: Entry, urgency: int) -> bool:
-    return entry.state is State.WAITING and entry.priority == urgency
+def _is_live(entry: Entry, urgency: int) -> bool:
+    return entry.state is EntryState.WAITING and entry.priority == urgency
 
 
-def _since_of_head(line: deque[Entry]) -> float:
+def _head_since(line: deque[Entry]) -> float:
     return line[0].since

@@ -18,8 +18,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from reconciled.core.queue.counters import WAIT_BOUNDS, Counters
-from reconciled.core.queue.entry import OPENS_GATE, Entry, Job, Priority, State
-from reconciled.core.queue.fifo import Lines
+from reconciled.core.queue.entry import OPENS_GATE, Entry, EntryState, Job, Priority
+from reconciled.core.queue.fifo import PriorityFifo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from reconciled.core.queue.backoff import Backoff
     from reconciled.core.queue.delays import Delays
-    from reconciled.core.queue.ring import Turns
+    from reconciled.core.queue.ring import Ring
     from reconciled.core.resources import Key
 
 # Looked up for each key handed out; a class attribute of an Enum costs ten times as much.
-_WAITING, _DELAYED, _RUNNING = State.WAITING, State.DELAYED, State.RUNNING
+_WAITING, _DELAYED, _RUNNING = EntryState.WAITING, EntryState.DELAYED, EntryState.RUNNING
 _CHANGED, _RESYNC = Priority.CHANGED, Priority.RESYNC
 
 
@@ -46,21 +46,21 @@ class Lane:
         "_by_priority",
         "_delays",
         "_entries",
+        "_fifo",
         "_limit",
-        "_lines",
+        "_ring",
         "_rng",
-        "_turns",
         "backoff",
+        "closed",
         "counters",
         "in_ring",
         "name",
         "running",
-        "shut",
         "waiting",
     )
 
     def __init__(  # noqa: PLR0913 -- its own three, and what it shares with the other lanes
-        self, name: str, limit: int, backoff: Backoff, *, turns: Turns, delays: Delays, rng: Random
+        self, name: str, limit: int, backoff: Backoff, *, ring: Ring, delays: Delays, rng: Random
     ) -> None:
         self.name = name
         self.backoff = backoff
@@ -68,14 +68,14 @@ class Lane:
         self.waiting = 0
         self.running = 0
         self.in_ring = False  # owned by Turns
-        self.shut = False  # adds are refused: the queue was closed or the lane dropped
+        self.closed = False  # adds are refused: the queue was closed or the lane dropped
         self._limit = limit
-        self._turns = turns
+        self._ring = ring
         self._delays = delays
         self._rng = rng
         self._entries: dict[Key, Entry] = {}
-        self._lines = Lines()
-        self._by_priority = self._lines.by_priority
+        self._fifo = PriorityFifo()
+        self._by_priority = self._fifo.by_priority
 
     def __len__(self) -> int:
         """How many keys have any state here."""
@@ -94,7 +94,7 @@ class Lane:
     def limit(self, limit: int) -> None:
         self._limit = limit
         if self.running >= limit:
-            self._turns.withdraw(self)
+            self._ring.withdraw(self)
         else:
             self._offer()
 
@@ -107,7 +107,7 @@ class Lane:
         of their priorities. Below OPENS_GATE the wish waits for a closed gate.
         """
         entries = self._entries
-        if key in entries or self.shut:
+        if key in entries or self.closed:
             self._add_again(key, now, cause, priority)
             return
         self.counters.adds += 1
@@ -115,7 +115,7 @@ class Lane:
         self._by_priority[priority].append(entry)
         self.waiting += 1
         if not self.in_ring and self.running < self._limit:
-            self._turns.offer(self)
+            self._ring.offer(self)
 
     def add_at(
         self, key: Key, when: float, now: float, cause: str, priority: Priority = _RESYNC
@@ -124,7 +124,7 @@ class Lane:
         if when <= now:
             self.add(key, now, cause, priority)
             return
-        if self.shut:
+        if self.closed:
             self.counters.refused += 1
             return
         self.counters.adds += 1
@@ -132,31 +132,31 @@ class Lane:
         if entry is None:
             entry = self._entries[key] = Entry(self, key, (), priority, now)
         elif entry.running:
-            if entry.again is None:
-                entry.again = Entry(self, key, (), priority, now)
-            entry = entry.again
+            if entry.follow_up is None:
+                entry.follow_up = Entry(self, key, (), priority, now)
+            entry = entry.follow_up
         else:
             self.counters.dedupes += 1
         if entry.causes and entry.state is _WAITING:
-            entry.note(cause)
-            self._raise(entry, priority)
+            entry.record_cause(cause)
+            self._raise_priority(entry, priority)
         else:
-            self._delays.wish(entry, when, cause, priority)
+            self._delays.enqueue(entry, when, cause, priority)
 
     # -- endings of a run
 
-    def done(self, job: Job, now: float, rest: float = 0.0) -> None:
+    def done(self, job: Job, now: float, backoff: float = 0.0) -> None:
         """*job* succeeded: its failures are forgotten, and it runs again if a cause arrived.
 
         For *rest* seconds it stands behind a gate, as after a failure (for loops).
         """
-        entry = self._ended(job)
-        if entry.again is not None or rest > 0.0:
-            self._settle(entry, now, rest)
+        entry = self._take_back(job)
+        if entry.follow_up is not None or backoff > 0.0:
+            self._finish(entry, now, backoff)
         elif self.waiting and not self.in_ring and self.running < self._limit:
-            self._turns.offer(self)
-        elif self._turns.idle:
-            self._turns.stir()
+            self._ring.offer(self)
+        elif self._ring.idle:
+            self._ring.wake_if_ready()
 
     def done_after(  # noqa: PLR0913 -- an ending, a wish and a rest in one step
         self,
@@ -166,7 +166,7 @@ class Lane:
         cause: str,
         *,
         priority: Priority = _RESYNC,
-        rest: float = 0.0,
+        backoff: float = 0.0,
     ) -> None:
         """*job* succeeded, and wants to run again in *delay* seconds.
 
@@ -175,7 +175,7 @@ class Lane:
         entry = self._entries.get(job.key)
         if entry is job and entry.state is _RUNNING:
             self.add_at(job.key, now + delay, now, cause, priority)
-        self.done(job, now, rest)
+        self.done(job, now, backoff)
 
     def failed(self, job: Job, now: float, cause: str = "retry") -> float | None:
         """*job* failed: it runs again behind the gate of its backoff.
@@ -183,46 +183,46 @@ class Lane:
         Gives the seconds until then: 0 where a cause that opens the gate arrived during the
         run, None where the key was forgotten meanwhile and nothing comes back.
         """
-        entry = self._ended(job)
-        if entry.state is State.FORGOTTEN:
-            self._settle(entry, now)
+        entry = self._take_back(job)
+        if entry.state is EntryState.FORGOTTEN:
+            self._finish(entry, now)
             return None
         self.counters.retries += 1
-        following = entry.again or Entry(self, entry.key, (cause,), Priority.RETRY, now)
-        entry.again = following
+        following = entry.follow_up or Entry(self, entry.key, (cause,), Priority.RETRY, now)
+        entry.follow_up = following
         following.failures = entry.failures + 1
         delay = self.backoff.delay(following.failures, self._rng)
         self._delays.close_gate(following, now + delay)
         if following.state is _DELAYED:
-            self._delays.wish(following, following.gate, cause, Priority.RETRY)
-        self._settle(entry, now)
+            self._delays.enqueue(following, following.gate, cause, Priority.RETRY)
+        self._finish(entry, now)
         return 0.0 if following.due is None else following.due - now
 
     def terminal(self, job: Job, now: float) -> None:
         """*job* can never succeed: only a wish that opens the gate makes it run again."""
-        entry = self._ended(job)
+        entry = self._take_back(job)
         if entry.state is _RUNNING:
-            if entry.again is None:
-                entry.again = Entry(self, entry.key, (), _RESYNC, now)
-            self._delays.close_gate(entry.again, math.inf)
-        self._settle(entry, now)
+            if entry.follow_up is None:
+                entry.follow_up = Entry(self, entry.key, (), _RESYNC, now)
+            self._delays.close_gate(entry.follow_up, math.inf)
+        self._finish(entry, now)
 
     def interrupted(self, job: Job, now: float) -> None:
         """*job* was stopped from outside: it waits again, with what arrived during the run.
 
         No backoff step, and its failures stay as they were (invariant 8).
         """
-        entry = self._ended(job)
+        entry = self._take_back(job)
         if entry.state is _RUNNING:
             self.counters.interruptions += 1
             following = Entry(self, entry.key, entry.causes, entry.priority, now)
             following.failures = entry.failures
             following.more_causes = entry.more_causes
-            if entry.again is not None:
-                self._delays.drop(entry.again)
-                following.absorb(entry.again)
-            entry.again = following
-        self._settle(entry, now)
+            if entry.follow_up is not None:
+                self._delays.drop(entry.follow_up)
+                following.absorb(entry.follow_up)
+            entry.follow_up = following
+        self._finish(entry, now)
 
     def forget(self, key: Key) -> None:
         """Drop everything about *key*.
@@ -233,18 +233,18 @@ class Lane:
         if entry is None:
             return
         if entry.running:
-            entry.state = State.FORGOTTEN
-            if entry.again is not None:
-                self._delays.drop(entry.again)
-                entry.again = None
+            entry.state = EntryState.FORGOTTEN
+            if entry.follow_up is not None:
+                self._delays.drop(entry.follow_up)
+                entry.follow_up = None
             return
         del self._entries[key]
         if entry.state is _WAITING:
-            entry.state = State.GONE
+            entry.state = EntryState.REMOVED
             self.waiting -= 1
-            self._lines.leave_place(self.waiting)
+            self._fifo.mark_stale(self.waiting)
             if not self.waiting:
-                self._turns.withdraw(self)
+                self._ring.withdraw(self)
         self._delays.drop(entry)
 
     # -- for the queue
@@ -253,7 +253,7 @@ class Lane:
         """Hand out the next key. Only for the lane whose turn it is."""
         counters = self.counters
         counters.gets = gets = counters.gets + 1
-        entry = self._lines.choose(gets).popleft()
+        entry = self._fifo.choose(gets).popleft()
         entry.state = _RUNNING
         entry.started = now
         entry.waited = waited = now - entry.since
@@ -263,7 +263,7 @@ class Lane:
         self.running = running = self.running + 1
         self.waiting = waiting = self.waiting - 1
         if waiting and running < self._limit:
-            self._turns.ready.append(self)
+            self._ring.ready.append(self)
         else:
             self.in_ring = False
         return entry
@@ -273,38 +273,38 @@ class Lane:
         if self._entries.get(entry.key) is not entry:
             entry.state = _WAITING  # of a running key: goes into line when the run ends
         elif entry.causes:
-            self._line_up(entry)
+            self._append_waiting(entry)
         else:
             del self._entries[entry.key]
 
     # -- inside
 
     def _add_again(self, key: Key, now: float, cause: str, priority: Priority) -> None:
-        if self.shut:
+        if self.closed:
             self.counters.refused += 1
             return
         self.counters.adds += 1
         entry = self._entries[key]
         if entry.running:
-            if entry.again is None:
-                entry.again = Entry(self, key, (cause,), priority, now)
+            if entry.follow_up is None:
+                entry.follow_up = Entry(self, key, (cause,), priority, now)
                 return
-            entry = entry.again
+            entry = entry.follow_up
         if entry.state is _WAITING:
             self.counters.dedupes += 1
-            entry.note(cause)
-            self._raise(entry, priority)
+            entry.record_cause(cause)
+            self._raise_priority(entry, priority)
         elif priority <= OPENS_GATE or now >= entry.gate:
-            entry.note(cause)
+            entry.record_cause(cause)
             entry.priority = min(priority, entry.priority)
             entry.since = now
             self._delays.drop(entry)
             self.come_due(entry)
         else:
             self.counters.dedupes += 1
-            self._delays.wish(entry, now, cause, priority)
+            self._delays.enqueue(entry, now, cause, priority)
 
-    def _ended(self, job: Job) -> Entry:
+    def _take_back(self, job: Job) -> Entry:
         entry = self._entries.pop(job.key, None)
         if entry is not job:
             if entry is not None:
@@ -313,37 +313,37 @@ class Lane:
                 f"{job.key} was not handed out by lane {self.name}, or is back already"
             )
         self.running -= 1
-        self._turns.running -= 1
+        self._ring.running -= 1
         return entry
 
-    def _settle(self, ended: Entry, now: float, rest: float = 0.0) -> None:
+    def _finish(self, ended: Entry, now: float, backoff: float = 0.0) -> None:
         """Put what follows the run of *ended* in its place, and go on with the free slot."""
-        following = ended.again
-        if rest > 0.0 and ended.state is _RUNNING:
+        following = ended.follow_up
+        if backoff > 0.0 and ended.state is _RUNNING:
             following = following or Entry(self, ended.key, (), _RESYNC, now)
-            self._delays.close_gate(following, now + rest)
+            self._delays.close_gate(following, now + backoff)
         if following is not None:
             self._entries[following.key] = following
             if following.state is _WAITING:
-                self._line_up(following)
+                self._append_waiting(following)
         self._offer()
-        self._turns.stir()
+        self._ring.wake_if_ready()
 
-    def _line_up(self, entry: Entry) -> None:
+    def _append_waiting(self, entry: Entry) -> None:
         entry.state = _WAITING
         self._by_priority[entry.priority].append(entry)
         self.waiting += 1
         self._offer()
 
-    def _raise(self, entry: Entry, priority: Priority) -> None:
+    def _raise_priority(self, entry: Entry, priority: Priority) -> None:
         """Make a waiting entry more urgent; never less."""
         if priority >= entry.priority:
             return
         entry.priority = priority
         if self._entries[entry.key] is entry:
             self._by_priority[priority].append(entry)
-            self._lines.leave_place(self.waiting)
+            self._fifo.mark_stale(self.waiting)
 
     def _offer(self) -> None:
         if self.waiting and not self.in_ring and self.running < self._limit:
-            self._turns.offer(self)
+            self._ring.offer(self)

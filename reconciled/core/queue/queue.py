@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from reconciled.core.queue.delays import Delays
-from reconciled.core.queue.entry import Job, Priority, Standing
+from reconciled.core.queue.entry import Job, KeyState, Priority
 from reconciled.core.queue.lane import Lane
-from reconciled.core.queue.ring import Turns
+from reconciled.core.queue.ring import Ring
 from reconciled.core.resources import controller_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class WorkQueue:
 
     def __init__(self, limit: int, rng: Random) -> None:
         self._rng = rng
-        self._turns = Turns(limit)
-        self._delays = Delays(self._turns)
+        self._ring = Ring(limit)
+        self._delays = Delays(self._ring)
         self._lanes: dict[str, Lane] = {}
         self._dropped: dict[str, Lane] = {}
         self.closed_at: float | None = None
@@ -64,12 +64,12 @@ class WorkQueue:
         A lane that was dropped while keys of it ran comes back with these still running, so
         that a controller that returns at a reload never runs one of them twice at once.
         """
-        self._bury()
+        self._discard_drained_lanes()
         lane = self._lanes.get(name) or self._dropped.pop(name, None)
         if lane is None:
-            lane = Lane(name, limit, backoff, turns=self._turns, delays=self._delays, rng=self._rng)
+            lane = Lane(name, limit, backoff, ring=self._ring, delays=self._delays, rng=self._rng)
         self._lanes[name] = lane
-        lane.shut = self._turns.closed
+        lane.closed = self._ring.closed
         lane.backoff = backoff
         lane.limit = limit
         return lane
@@ -79,11 +79,11 @@ class WorkQueue:
         lane = self._lanes.pop(name, None)
         if lane is None:
             return
-        lane.shut = True
+        lane.closed = True
         for entry in list(lane):
             lane.forget(entry.key)
         self._dropped[name] = lane
-        self._bury()
+        self._discard_drained_lanes()
 
     def __iter__(self) -> Iterator[Lane]:
         """The lanes, for inspection."""
@@ -92,26 +92,26 @@ class WorkQueue:
     @property
     def limit(self) -> int:
         """How many keys may run at once over all lanes; 0 pauses. May be changed at any time."""
-        return self._turns.limit
+        return self._ring.limit
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        self._turns.limit = limit
-        self._turns.stir()
+        self._ring.limit = limit
+        self._ring.wake_if_ready()
 
     @property
     def running(self) -> int:
         """Jobs handed out and not back, those of dropped lanes included."""
-        return self._turns.running
+        return self._ring.running
 
     @property
     def wake(self) -> Callable[[], None]:
         """Called, synchronously, when get() had nothing and it is worth asking again."""
-        return self._turns.wake
+        return self._ring.wake
 
     @wake.setter
     def wake(self, wake: Callable[[], None]) -> None:
-        self._turns.wake = wake
+        self._ring.wake = wake
 
     # -- keys
 
@@ -128,19 +128,19 @@ class WorkQueue:
     def get(self, now: float) -> Job | None:
         """The next key to run, or None: nothing is ready, a limit is reached, or closed."""
         delays = self._delays
-        turns = self._turns
-        if delays.first <= now and not turns.closed:
+        ring = self._ring
+        if delays.first <= now and not ring.closed:
             while (entry := delays.pop(now)) is not None:
                 entry.lane.come_due(entry)
-        if not turns.ready or turns.running >= turns.limit:
-            turns.idle = True
+        if not ring.ready or ring.running >= ring.limit:
+            ring.idle = True
             return None
-        turns.running += 1
-        return turns.ready.popleft().take(now)
+        ring.running += 1
+        return ring.ready.popleft().take(now)
 
     def next_due(self) -> float | None:
         """When a delayed key becomes due: ask get() again then. None: no need to."""
-        return None if self._turns.closed else self._delays.next()
+        return None if self._ring.closed else self._delays.next()
 
     # -- the end
 
@@ -151,24 +151,24 @@ class WorkQueue:
         """
         if self.closed_at is None:
             self.closed_at = now
-            self._turns.close()
+            self._ring.close()
             for lane in self._lanes.values():
-                lane.shut = True
+                lane.closed = True
         return self.unserved()
 
     def unserved(self) -> Unserved:
         """What stands in the queue without running. After a close: what it held back so far."""
         lanes = self._lanes.values()
-        keys = Counter(entry.standing for lane in lanes for entry in lane)
+        keys = Counter(entry.key_state for lane in lanes for entry in lane)
         return Unserved(
-            waiting=keys[Standing.WAITING],
-            delayed=keys[Standing.DELAYED],
-            retrying=keys[Standing.RETRYING],
-            dirty=keys[Standing.DIRTY],
+            waiting=keys[KeyState.WAITING],
+            delayed=keys[KeyState.DELAYED],
+            retrying=keys[KeyState.RETRYING],
+            dirty=keys[KeyState.DIRTY],
             refused=sum(lane.counters.refused for lane in (*lanes, *self._dropped.values())),
         )
 
-    def _bury(self) -> None:
+    def _discard_drained_lanes(self) -> None:
         """Let go of dropped lanes whose last run has ended."""
         for name in [name for name, lane in self._dropped.items() if not len(lane)]:
             del self._dropped[name]

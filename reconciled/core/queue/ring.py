@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from reconciled.core.queue.lane import Lane
 
 
-def nobody() -> None:
+def wake_nobody() -> None:
     """Wakes nobody: the hook until someone sets theirs."""
 
 
-class Turns:
+class Ring:
     """The ring of ready lanes, the global limit, and the hook that wakes the dispatcher."""
 
     __slots__ = ("closed", "idle", "limit", "ready", "running", "wake")
@@ -30,7 +30,7 @@ class Turns:
         self.limit = limit
         self.closed = False
         self.idle = False  # the last get() had nothing: whoever asked may be asleep
-        self.wake: Callable[[], None] = nobody
+        self.wake: Callable[[], None] = wake_nobody
 
     def offer(self, lane: Lane) -> None:
         """Put *lane*, which has become ready, at the back of the ring."""
@@ -39,7 +39,7 @@ class Turns:
         lane.in_ring = True
         self.ready.append(lane)
         if self.idle:
-            self.stir()
+            self.wake_if_ready()
 
     def withdraw(self, lane: Lane) -> None:
         """Take *lane* out of the ring; harmless where it is not in it."""
@@ -47,12 +47,12 @@ class Turns:
             lane.in_ring = False
             self.ready.remove(lane)
 
-    def stir(self) -> None:
+    def wake_if_ready(self) -> None:
         """Wake the one that found nothing, if there is something for it now."""
         if self.idle and self.ready and self.running < self.limit:
-            self.call()
+            self.wake_if_idle()
 
-    def call(self) -> None:
+    def wake_if_idle(self) -> None:
         """Wake the one that found nothing: its next time to look has changed."""
         if self.idle and not self.closed:
             self.idle = False

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from reconciled.core.queue.entry import Standing
+from reconciled.core.queue.entry import KeyState
 
 if TYPE_CHECKING:
     from reconciled.core.queue.lane import Lane
 
 
 @attrs.frozen
-class Census:
+class LaneStatistics:
     """Keys by standing, and the two ages that tell a stuck queue.
 
     dirty    running keys with a cause that arrived since; counted in running too
@@ -32,24 +32,24 @@ class Census:
     delayed: int
     retrying: int
     terminal: int
-    resting: int
-    oldest: float
-    longest: float
+    throttled: int
+    oldest_wait: float
+    longest_run: float
 
 
-def census(lane: Lane, now: float) -> Census:
+def lane_statistics(lane: Lane, now: float) -> LaneStatistics:
     """Count the keys of *lane*."""
-    keys = Counter(entry.standing for entry in lane)
-    waiting = [entry.since for entry in lane if entry.standing is Standing.WAITING]
+    keys = Counter(entry.key_state for entry in lane)
+    waiting = [entry.since for entry in lane if entry.key_state is KeyState.WAITING]
     running = [entry.started for entry in lane if entry.running]
-    return Census(
+    return LaneStatistics(
         waiting=len(waiting),
         running=len(running),
-        dirty=keys[Standing.DIRTY],
-        delayed=keys[Standing.DELAYED],
-        retrying=keys[Standing.RETRYING],
-        terminal=keys[Standing.TERMINAL],
-        resting=keys[Standing.RESTING],
-        oldest=now - min(waiting, default=now),
-        longest=now - min(running, default=now),
+        dirty=keys[KeyState.DIRTY],
+        delayed=keys[KeyState.DELAYED],
+        retrying=keys[KeyState.RETRYING],
+        terminal=keys[KeyState.TERMINAL],
+        throttled=keys[KeyState.THROTTLED],
+        oldest_wait=now - min(waiting, default=now),
+        longest_run=now - min(running, default=now),
     )

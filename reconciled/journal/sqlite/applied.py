@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from reconciled.core.resources import Fingerprint, Key, controller_of
-from reconciled.journal.sqlite.rows import checksum, verified
+from reconciled.journal.sqlite.rows import checksum, verify_row
 
 _ROWS = "SELECT key, kind, fingerprint, base, at, complete, spec, sum FROM applied"
 
@@ -59,10 +59,10 @@ def write_applied(connection: sqlite3.Connection, applied: Applied) -> None:
     ).close()
 
 
-def read_one(connection: sqlite3.Connection, key: Key) -> Applied | None:
+def read_applied_key(connection: sqlite3.Connection, key: Key) -> Applied | None:
     """What is remembered of *key*. Raises rows.RowDamaged."""
     row = connection.execute(f"{_ROWS} WHERE key = ?", (key,)).fetchone()
-    return None if row is None else _applied(row)
+    return None if row is None else _applied_from(row)
 
 
 def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, Applied]:
@@ -74,14 +74,14 @@ def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, A
         f"{_ROWS} WHERE key > ? AND key < ? ORDER BY key",
         (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
     )
-    return {row[0]: _applied(row) for row in rows}
+    return {row[0]: _applied_from(row) for row in rows}
 
 
 def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Applied]]:
     """Everything that a store remembers, by controller and key. Raises rows.RowDamaged."""
     found: dict[str, dict[Key, Applied]] = {}
     for row in connection.execute(f"{_ROWS} ORDER BY key"):
-        found.setdefault(controller_of(row[0]), {})[row[0]] = _applied(row)
+        found.setdefault(controller_of(row[0]), {})[row[0]] = _applied_from(row)
     return found
 
 
@@ -96,11 +96,11 @@ def read_fingerprints(connection: sqlite3.Connection) -> Iterator[tuple[Key, Fin
 def verify_applied(connection: sqlite3.Connection) -> None:
     """Read every row, and those of sources. Raises rows.RowDamaged."""
     for row in connection.execute(_ROWS):
-        verified("applied", row)
+        verify_row("applied", row)
     for row in connection.execute("SELECT controller, source, identity, sum FROM sources"):
-        verified("sources", row)
+        verify_row("sources", row)
 
 
-def _applied(row: Sequence[Any]) -> Applied:
-    key, kind, fingerprint, base, at, complete, spec = verified("applied", tuple(row))
+def _applied_from(row: Sequence[Any]) -> Applied:
+    key, kind, fingerprint, base, at, complete, spec = verify_row("applied", tuple(row))
     return Applied(key, kind, fingerprint, base, at, bool(complete), spec)

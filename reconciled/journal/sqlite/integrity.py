@@ -26,9 +26,9 @@ from reconciled.durability import sync
 from reconciled.journal.sqlite import wal
 from reconciled.journal.sqlite.schema import FILE
 
-MARK = "opening"
-LOG = f"{FILE}-wal"
-ASIDE = ".damaged-"
+MARKER = "opening"
+WAL = f"{FILE}-wal"
+ASIDE_SUFFIX = ".damaged-"
 
 
 class StoreDamaged(Exception):
@@ -36,7 +36,7 @@ class StoreDamaged(Exception):
 
 
 @attrs.frozen
-class Condition:
+class IntegrityReport:
     """What an opening found.
 
     warning  a torn tail: what was not yet durable when the process ended is not there
@@ -46,45 +46,45 @@ class Condition:
 
     warning: str = ""
     damage: str = ""
-    aside: Path | None = None
+    set_aside_path: Path | None = None
 
 
 @attrs.frozen
-class Mark:
+class Marker:
     """The last opening by its number, and whether it was closed."""
 
     number: int
     closed: bool
 
 
-def read_mark(directory: Path) -> Mark | None:
+def read_marker(directory: Path) -> Marker | None:
     """The mark of the store in *directory*; None if it has none. Raises StoreDamaged, OSError."""
     try:
-        words = (directory / MARK).read_bytes().split()
+        words = (directory / MARKER).read_bytes().split()
     except FileNotFoundError:
         return None
     state, number = words if len(words) == 2 else (b"", b"")  # noqa: PLR2004 - state and number
     if state not in (b"open", b"closed") or not number.isdigit():
-        raise StoreDamaged(f"{MARK} does not say what it has to")
-    return Mark(int(number), state == b"closed")
+        raise StoreDamaged(f"{MARKER} does not say what it has to")
+    return Marker(int(number), state == b"closed")
 
 
-def write_mark(directory: Path, mark: Mark) -> None:
+def write_marker(directory: Path, marker: Marker) -> None:
     """Replace the mark, durably. Raises OSError, and the one before stays."""
-    state = "closed" if mark.closed else "open"
-    temporary = directory / f"{MARK}.new"
+    state = "closed" if marker.closed else "open"
+    temporary = directory / f"{MARKER}.new"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(handle, f"{state} {mark.number}\n".encode())
+        os.write(handle, f"{state} {marker.number}\n".encode())
         os.fsync(handle)
     finally:
         os.close(handle)
-    temporary.replace(directory / MARK)
+    temporary.replace(directory / MARKER)
     sync(directory)
 
 
 @attrs.frozen
-class Left:
+class WalState:
     """What the last process left in the log.
 
     warning  a torn tail; empty: there is none
@@ -93,51 +93,55 @@ class Left:
     """
 
     warning: str = ""
-    cut: int = 0
+    truncate_at: int = 0
     lost: bool = False
 
 
-def judge_files(directory: Path, mark: Mark | None) -> Left:
+def check_files(directory: Path, marker: Marker | None) -> WalState:
     """Look at the files before SQLite does, and change nothing. Raises StoreDamaged, OSError."""
     file = directory / FILE
-    if mark is not None and not (file.exists() and file.stat().st_size):
+    if marker is not None and not (file.exists() and file.stat().st_size):
         raise StoreDamaged("the database is empty or gone")
-    log = directory / LOG
+    log = directory / WAL
     content = log.read_bytes() if log.exists() else b""
-    found = wal.walk(content)
+    found = wal.scan(content)
     if found.damage:
         raise StoreDamaged(found.damage)
-    lost = mark is not None and not mark.closed and len(content) <= wal.HEADER + wal.FRAME
+    lost = (
+        marker is not None
+        and not marker.closed
+        and len(content) <= wal.WAL_HEADER_SIZE + wal.FRAME_HEADER_SIZE
+    )
     if not found.torn or lost:
-        return Left(lost=lost)
+        return WalState(lost=lost)
     warning = f"{found.torn}: what was not yet durable when the process ended is not there"
-    return Left(warning, found.end if found.transactions else 0)
+    return WalState(warning, found.end if found.transactions else 0)
 
 
-def cut_tail(directory: Path, left: Left) -> None:
+def truncate_tail(directory: Path, wal_state: WalState) -> None:
     """Cut a torn tail off, lest the next one seem to follow whole wal. Raises OSError."""
-    if left.cut:
-        with (directory / LOG).open("r+b") as stream:
-            stream.truncate(left.cut)
+    if wal_state.truncate_at:
+        with (directory / WAL).open("r+b") as stream:
+            stream.truncate(wal_state.truncate_at)
             os.fsync(stream.fileno())
 
 
-def judge_numbers(mark: Mark | None, opened: int, closed: int, *, lost: bool) -> None:
+def check_numbers(marker: Marker | None, opened: int, closed: int, *, lost: bool) -> None:
     """Compare the mark with the database's own numbers. Raises StoreDamaged.
 
     *lost*: as Left has it.
     """
-    if mark is None:
+    if marker is None:
         if opened > 1:
-            raise StoreDamaged(f"{MARK} is gone")
+            raise StoreDamaged(f"{MARKER} is gone")
         return
-    if mark.closed:
-        if closed != mark.number:
-            raise StoreDamaged(f"the database knows of closing {closed}, and {mark.number} was")
-    elif lost and closed < mark.number:
+    if marker.closed:
+        if closed != marker.number:
+            raise StoreDamaged(f"the database knows of closing {closed}, and {marker.number} was")
+    elif lost and closed < marker.number:
         raise StoreDamaged("the log is empty or gone, and the store was not closed")
-    elif opened not in (mark.number, mark.number + 1):
-        raise StoreDamaged(f"the database knows of opening {opened}, and {mark.number} was")
+    elif opened not in (marker.number, marker.number + 1):
+        raise StoreDamaged(f"the database knows of opening {opened}, and {marker.number} was")
 
 
 def set_aside(directory: Path, why: str) -> Path:
@@ -149,7 +153,7 @@ def set_aside(directory: Path, why: str) -> Path:
     with contextlib.suppress(OSError):
         facts = {"at": time.time(), "damage": why, "files": _sizes(directory)}
         (directory / "damage.json").write_text(json.dumps(facts, indent=1) + "\n")
-    base = f"{directory.name}{ASIDE}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    base = f"{directory.name}{ASIDE_SUFFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     target, count = directory.with_name(base), 1
     while target.exists():
         count += 1
@@ -159,9 +163,9 @@ def set_aside(directory: Path, why: str) -> Path:
     return target
 
 
-def damaged_before(directory: Path) -> bool:
+def has_set_aside_store(directory: Path) -> bool:
     """Whether a damaged store lies beside *directory*: a fresh one does not know everything."""
-    return any(directory.parent.glob(f"{directory.name}{ASIDE}*"))
+    return any(directory.parent.glob(f"{directory.name}{ASIDE_SUFFIX}*"))
 
 
 def _sizes(directory: Path) -> dict[str, int]:

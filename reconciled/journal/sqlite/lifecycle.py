@@ -24,7 +24,7 @@ import attrs
 from reconciled.durability import sync
 from reconciled.journal.sqlite import integrity, schema
 from reconciled.journal.sqlite.applied import verify_applied
-from reconciled.journal.sqlite.integrity import Condition, Left, Mark, StoreDamaged
+from reconciled.journal.sqlite.integrity import IntegrityReport, Marker, StoreDamaged, WalState
 from reconciled.journal.sqlite.rows import RowDamaged, read_open
 from reconciled.journal.sqlite.schema import (
     FILE,
@@ -37,7 +37,7 @@ from reconciled.journal.sqlite.schema import (
 )
 
 # SQLite's codes for a place that refuses us now: nothing is wrong with what is written there.
-_TROUBLE = frozenset(
+_ENVIRONMENT_ERRORS = frozenset(
     {
         sqlite3.SQLITE_PERM,
         sqlite3.SQLITE_BUSY,
@@ -57,27 +57,27 @@ _VERIFIED = ("meta", "applied", "sources", "operations", "states", "steps")
 
 
 @attrs.frozen
-class Opened:
+class OpenedStore:
     """An open store: its connection, its own numbers, and the condition it was in."""
 
     connection: sqlite3.Connection
     meta: Meta
-    condition: Condition
+    integrity: IntegrityReport
 
 
-def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS) -> Opened:
+def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS) -> OpenedStore:
     """Open or make the store in *directory*, with the newest schema, and begin an epoch.
 
     Only for the holder of the state lock. A damaged one is set aside and a fresh one made; the
     condition says so. Raises StoreTooNew, or StoreUnusable where the place refuses us.
     """
     try:
-        _end_exchange(directory)
+        _finish_exchange(directory)
         try:
             return _open(directory, migrations, epochs=1)
         except _SetAside as damage:
-            found = damage.condition
-        return attrs.evolve(_open(directory, migrations, epochs=1), condition=found)
+            found = damage.integrity
+        return attrs.evolve(_open(directory, migrations, epochs=1), integrity=found)
     except (sqlite3.Error, OSError, _SetAside) as exc:
         raise StoreUnusable(directory, str(exc)) from exc
 
@@ -85,57 +85,59 @@ def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS
 class _SetAside(Exception):
     """The store was damaged, and is elsewhere now."""
 
-    def __init__(self, condition: Condition) -> None:
+    def __init__(self, condition: IntegrityReport) -> None:
         super().__init__(condition.damage)
-        self.condition = condition
+        self.integrity = condition
 
 
-def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> Opened:
+def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> OpenedStore:
     connection = None
     try:
         schema.make_directory(directory)
-        mark = integrity.read_mark(directory)
-        left = integrity.judge_files(directory, mark)
+        mark = integrity.read_marker(directory)
+        left = integrity.check_files(directory, mark)
         if mark is None:
             schema.make_file(directory)
-        with _damage():
+        with _classify_errors():
             schema.refuse_newer(directory, len(migrations))
-            integrity.cut_tail(directory, left)
+            integrity.truncate_tail(directory, left)
             connection = schema.connect(directory / FILE)
-            _judge(connection, mark, left, len(migrations))
+            _check_numbers(connection, mark, left, len(migrations))
             schema.migrate(connection, directory, migrations)
             _verify(connection, migrations)
         meta = _begin(connection, directory, read_meta(connection), epochs)
-        integrity.write_mark(directory, Mark(meta.opened, closed=False))
+        integrity.write_marker(directory, Marker(meta.opened, closed=False))
     except StoreDamaged as damage:
         aside = integrity.set_aside(directory, str(damage))
         if connection is not None:
             connection.close()  # its file has moved: it leaves the evidence alone
-        raise _SetAside(Condition(damage=str(damage), aside=aside)) from damage
+        raise _SetAside(IntegrityReport(damage=str(damage), set_aside_path=aside)) from damage
     except BaseException:
         if connection is not None:
-            _close_untouched(connection, directory)
+            _close_keeping_wal(connection, directory)
         raise
-    return Opened(connection, meta, Condition(left.warning))
+    return OpenedStore(connection, meta, IntegrityReport(left.warning))
 
 
-def _judge(connection: sqlite3.Connection, mark: Mark | None, left: Left, newest: int) -> None:
+def _check_numbers(
+    connection: sqlite3.Connection, mark: Marker | None, left: WalState, newest: int
+) -> None:
     version = _version(connection)
     if version or mark is not None:
         meta = read_meta(connection)
-        integrity.judge_numbers(mark, meta.opened, meta.closed, lost=left.lost)
+        integrity.check_numbers(mark, meta.opened, meta.closed, lost=left.lost)
         if version < newest:
-            _spare_the_log(connection, meta)
+            _close_before_migration(connection, meta)
 
 
-def _close_untouched(connection: sqlite3.Connection, directory: Path) -> None:
+def _close_keeping_wal(connection: sqlite3.Connection, directory: Path) -> None:
     """Close, and leave the log as it is.
 
     SQLite writes it back and removes it as the last connection closes, which would look like a
     loss beside an open mark; it does not where the file has moved. (From Python 3.12 on a
     connection can be told so.)
     """
-    away = _beside(directory, "old")
+    away = _sibling(directory, "old")
     try:
         directory.rename(away)
     except OSError:
@@ -148,8 +150,8 @@ def _close_untouched(connection: sqlite3.Connection, directory: Path) -> None:
 def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: int) -> Meta:
     """The first commit of an opening; in a new store it is the one that makes it a store."""
     degraded = meta.degraded
-    if not meta.opened and integrity.damaged_before(directory):
-        degraded = f"a damaged store was set aside as {directory.name}{integrity.ASIDE}…"
+    if not meta.opened and integrity.has_set_aside_store(directory):
+        degraded = f"a damaged store was set aside as {directory.name}{integrity.ASIDE_SUFFIX}…"
     meta = attrs.evolve(meta, epoch=meta.epoch + epochs, opened=meta.opened + 1, degraded=degraded)
     with transaction(connection):
         write_meta(connection, meta)
@@ -164,7 +166,7 @@ def _version(connection: sqlite3.Connection) -> int:
     return version
 
 
-def _spare_the_log(connection: sqlite3.Connection, meta: Meta) -> None:
+def _close_before_migration(connection: sqlite3.Connection, meta: Meta) -> None:
     """A migration empties the log: say beforehand that nothing is lost by that."""
     with transaction(connection):
         write_meta(connection, attrs.evolve(meta, closed=meta.opened))
@@ -177,22 +179,22 @@ def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
     for table in _VERIFIED:
         (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
         if found != "ok":
-            _refuse_trouble(found)
+            _raise_environment_error(found)
             raise StoreDamaged(f"table {table}: {' '.join(found.split())}")
     read_meta(connection)
     verify_applied(connection)
     read_open(connection)
 
 
-def _refuse_trouble(found: str) -> None:
+def _raise_environment_error(found: str) -> None:
     """A page that could not be read now is a line among those about damage."""
     code = re.search(r"error code=(\d+)", found)
-    if code is not None and int(code[1]) & 0xFF in _TROUBLE:
+    if code is not None and int(code[1]) & 0xFF in _ENVIRONMENT_ERRORS:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @contextlib.contextmanager
-def _damage() -> Iterator[None]:
+def _classify_errors() -> Iterator[None]:
     """Tell damage from trouble: what SQLite says of the content, and of the place."""
     try:
         yield
@@ -200,7 +202,7 @@ def _damage() -> Iterator[None]:
         raise StoreDamaged(str(exc)) from exc
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if code in _TROUBLE:
+        if code in _ENVIRONMENT_ERRORS:
             raise
         raise StoreDamaged(str(exc)) from exc
 
@@ -229,24 +231,24 @@ def close_directory(connection: sqlite3.Connection, directory: Path, meta: Meta)
         with transaction(connection):
             write_meta(connection, attrs.evolve(meta, closed=meta.opened))
     except BaseException:
-        _close_untouched(connection, directory)
+        _close_keeping_wal(connection, directory)
         raise
     try:
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
         connection.close()
     if not busy:
-        integrity.write_mark(directory, Mark(meta.opened, closed=True))
+        integrity.write_marker(directory, Marker(meta.opened, closed=True))
 
 
-def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Opened:
+def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> OpenedStore:
     """Copy the store to new files, sync them, and go on with these.
 
     For after a failed sync, when nobody knows what of the old files the disk has. Raises
     sqlite3.Error or OSError: either *connection* is still open and usable, or the store that is
     there can be opened by reopen().
     """
-    fresh, old = _beside(directory, "new"), _beside(directory, "old")
+    fresh, old = _sibling(directory, "new"), _sibling(directory, "old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
     schema.copy_into(connection, fresh / FILE)
@@ -254,7 +256,7 @@ def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Ope
     with contextlib.closing(copy), transaction(copy):
         write_meta(copy, attrs.evolve(meta, closed=meta.opened))
     sync(fresh / FILE)
-    integrity.write_mark(fresh, Mark(meta.opened, closed=True))
+    integrity.write_marker(fresh, Marker(meta.opened, closed=True))
     for name in sorted(directory.glob("before-*.sqlite")):
         shutil.copy2(name, fresh)
     directory.rename(old)
@@ -264,18 +266,18 @@ def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Ope
     return reopen(directory)
 
 
-def reopen(directory: Path) -> Opened:
+def reopen(directory: Path) -> OpenedStore:
     """Open what exchange() left, in the same epoch. Raises sqlite3.Error or OSError."""
-    _end_exchange(directory)
+    _finish_exchange(directory)
     try:
         return _open(directory, MIGRATIONS, epochs=0)
     except _SetAside as exc:
         raise sqlite3.DatabaseError(str(exc)) from exc
 
 
-def _end_exchange(directory: Path) -> None:
+def _finish_exchange(directory: Path) -> None:
     """Bring an exchange, or a closing, that was cut off to one of its ends."""
-    fresh, old = _beside(directory, "new"), _beside(directory, "old")
+    fresh, old = _sibling(directory, "new"), _sibling(directory, "old")
     if old.exists() and not directory.exists():
         (fresh if fresh.exists() else old).rename(directory)
         sync(directory.parent)
@@ -284,5 +286,5 @@ def _end_exchange(directory: Path) -> None:
             shutil.rmtree(rubbish, ignore_errors=True)
 
 
-def _beside(directory: Path, name: str) -> Path:
+def _sibling(directory: Path, name: str) -> Path:
     return directory.with_name(f"{directory.name}.{name}")

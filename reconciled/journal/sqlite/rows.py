@@ -37,7 +37,7 @@ _CHANGING = (
 )
 # Characters of a value that the history keeps whole. Nothing is recovered from there, and a
 # hundred thousand specs with the content of their files would be gigabytes.
-PAST_MOST = 2000
+PAST_VALUE_LIMIT = 2000
 _FIXED = ("name", "pinned", "begun", "undoes")
 
 
@@ -54,7 +54,7 @@ def checksum(table: str, *columns: Any) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
-def verified(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
+def verify_row(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
     """*row* without its checksum. Raises RowDamaged; the first column names the row."""
     columns = row[:-1]
     if checksum(table, *columns) != row[-1]:
@@ -62,22 +62,22 @@ def verified(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
     return columns
 
 
-def dumped(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """*value* as JSON; raises TypeError or ValueError for what that cannot express."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def plain(value: Any) -> Any:
+def normalize_json(value: Any) -> Any:
     """*value* as the store will give it back; TypeError for what it cannot keep."""
     try:
-        return json.loads(dumped(value))
+        return json.loads(dump_json(value))
     except ValueError as exc:  # a number that is none, or a circle
         raise TypeError(str(exc)) from exc
 
 
 def insert(connection: sqlite3.Connection, record: OperationRecord) -> None:
     """Write a new open operation."""
-    columns = (record.id, record.key, dumped(_parts(record, (*_FIXED, *_CHANGING))))
+    columns = (record.id, record.key, dump_json(_parts(record, (*_FIXED, *_CHANGING))))
     connection.execute(
         "INSERT INTO operations VALUES (?, ?, ?, ?)",
         (*columns, checksum("operations", *columns)),
@@ -86,7 +86,7 @@ def insert(connection: sqlite3.Connection, record: OperationRecord) -> None:
 
 def write_state(connection: sqlite3.Connection, record: OperationRecord) -> None:
     """Write what changes of *record*, steps apart."""
-    columns = (record.id, dumped(_state(record)))
+    columns = (record.id, dump_json(_state(record)))
     connection.execute(
         "INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (*columns, checksum("states", *columns))
     ).close()
@@ -95,7 +95,7 @@ def write_state(connection: sqlite3.Connection, record: OperationRecord) -> None
 def write_step(connection: sqlite3.Connection, record: OperationRecord, name: str) -> None:
     """Write the step *name* of *record*."""
     place = next(index for index, step in enumerate(record.steps) if step.name == name)
-    columns = (record.id, name, dumped([place, *_step(record.steps[place])]))
+    columns = (record.id, name, dump_json([place, *_step(record.steps[place])]))
     connection.execute(
         "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (*columns, checksum("steps", *columns))
     ).close()
@@ -115,7 +115,7 @@ def move_to_past(connection: sqlite3.Connection, record: OperationRecord) -> Non
     connection.execute("DELETE FROM states WHERE id = ?", (record.id,)).close()
     if record.steps:
         delete_steps(connection, record.id)
-    columns = (record.id, record.key, record.ended, dumped(_whole(record)))
+    columns = (record.id, record.key, record.ended, dump_json(_past_body(record)))
     connection.execute(
         "INSERT INTO past (id, key, ended, body, sum) VALUES (?, ?, ?, ?, ?)",
         (*columns, checksum("past", *columns)),
@@ -126,16 +126,16 @@ def read_open(connection: sqlite3.Connection) -> list[OperationRecord]:
     """The open operations, oldest first. Raises RowDamaged."""
     found: dict[str, OperationRecord] = {}
     for row in connection.execute("SELECT id, key, body, sum FROM operations ORDER BY id"):
-        name, key, body = verified("operations", row)
+        name, key, body = verify_row("operations", row)
         found[name] = OperationRecord(id=name, key=Key(key), **json.loads(body))
     for row in connection.execute("SELECT id, body, sum FROM states"):
-        name, body = verified("states", row)
+        name, body = verify_row("states", row)
         if name not in found:
             raise RowDamaged("states", name)
         found[name] = attrs.evolve(found[name], **_state_from(json.loads(body)))
     steps: dict[str, list[tuple[int, StepRecord]]] = {}
     for row in connection.execute("SELECT operation, name, body, sum FROM steps"):
-        operation, _, body = verified("steps", row)
+        operation, _, body = verify_row("steps", row)
         if operation not in found:
             raise RowDamaged("steps", operation)
         place, *columns = json.loads(body)
@@ -147,14 +147,14 @@ def read_open(connection: sqlite3.Connection) -> list[OperationRecord]:
 
 
 @attrs.frozen
-class Past:
+class PastOperations:
     """Operations that are over, newest first; *damaged* rows were left out."""
 
     records: tuple[OperationRecord, ...]
     damaged: int = 0
 
 
-def read_past(connection: sqlite3.Connection, limit: int, prefix: str = "") -> Past:
+def read_past(connection: sqlite3.Connection, limit: int, prefix: str = "") -> PastOperations:
     """The last *limit* operations that ended, of those whose id begins with *prefix*."""
     rows = connection.execute(
         "SELECT id, key, ended, body, sum FROM past WHERE id >= ? AND id < ?"
@@ -166,13 +166,13 @@ def read_past(connection: sqlite3.Connection, limit: int, prefix: str = "") -> P
     found, damaged = [], 0
     for row in rows:
         try:
-            found.append(_past_from(verified("past", row)))
+            found.append(_past_from(verify_row("past", row)))
         except RowDamaged:
             damaged += 1
-    return Past(tuple(found), damaged)
+    return PastOperations(tuple(found), damaged)
 
 
-def prune(connection: sqlite3.Connection, keep: int, older: float, most: int) -> int:
+def prune(connection: sqlite3.Connection, keep: int, ended_before: float, limit: int) -> int:
     """Forget up to *most* past operations: what is above *keep*, and what ended before *older*.
 
     Only from the old end on, so that its cost does not grow with what is kept.
@@ -183,9 +183,9 @@ def prune(connection: sqlite3.Connection, keep: int, older: float, most: int) ->
     spare = last - keep  # numbers have no gaps: what goes, goes from the old end
     doomed = []
     for seq, ended in connection.execute(
-        "SELECT seq, ended FROM past ORDER BY seq LIMIT ?", (most,)
+        "SELECT seq, ended FROM past ORDER BY seq LIMIT ?", (limit,)
     ):
-        if seq > spare and ended >= older:
+        if seq > spare and ended >= ended_before:
             break
         doomed.append(seq)
     if doomed:
@@ -222,25 +222,27 @@ def _step_from(columns: list[Any]) -> StepRecord:
     return StepRecord(name, kind, StepState(state), data, attempt)
 
 
-def _whole(record: OperationRecord) -> dict[str, Any]:
+def _past_body(record: OperationRecord) -> dict[str, Any]:
     assert record.ending is not None
-    steps = (attrs.evolve(step, data=_short(step.data)) for step in record.steps)
+    steps = (attrs.evolve(step, data=_truncate(step.data)) for step in record.steps)
     return {
         **_parts(record, _FIXED),
         **_state(record),
-        "pinned": _short(record.pinned),
+        "pinned": _truncate(record.pinned),
         "steps": [_step(step) for step in steps],
         "ending": record.ending.value,
     }
 
 
-def _short(value: Any) -> Any:
+def _truncate(value: Any) -> Any:
     """What the history keeps of a value: of a long mapping its short parts, else nothing."""
-    if len(dumped(value)) <= PAST_MOST:
+    if len(dump_json(value)) <= PAST_VALUE_LIMIT:
         return value
     if not isinstance(value, dict):
         return None
-    return {name: part for name, part in value.items() if len(dumped(part)) <= PAST_MOST // 10}
+    return {
+        name: part for name, part in value.items() if len(dump_json(part)) <= PAST_VALUE_LIMIT // 10
+    }
 
 
 def _past_from(row: tuple[Any, ...]) -> OperationRecord:

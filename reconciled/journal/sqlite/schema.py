@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.durability import sync
-from reconciled.journal.sqlite.rows import checksum, dumped, verified
+from reconciled.journal.sqlite.rows import checksum, dump_json, verify_row
 
 FILE = "store.sqlite"
 _HEADER = 100  # bytes of SQLite's file header …
@@ -212,12 +212,12 @@ class Meta:
 def read_meta(connection: sqlite3.Connection) -> Meta:
     """The row, or zeros in a store that was made this instant. Raises rows.RowDamaged."""
     row = connection.execute("SELECT name, value, sum FROM meta WHERE name = 'store'").fetchone()
-    return Meta() if row is None else Meta(**json.loads(verified("meta", row)[1]))
+    return Meta() if row is None else Meta(**json.loads(verify_row("meta", row)[1]))
 
 
 def write_meta(connection: sqlite3.Connection, meta: Meta) -> None:
     """Write the row, as a part of the transaction that is open."""
-    columns = ("store", dumped(attrs.asdict(meta)))
+    columns = ("store", dump_json(attrs.asdict(meta)))
     connection.execute(
         "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (*columns, checksum("meta", *columns))
     ).close()

@@ -38,12 +38,12 @@ def open_snapshot(state: Path) -> Iterator[sqlite3.Connection | None]:
         try:
             with contextlib.closing(sqlite3.connect(copy)) as connection:
                 # Version 0: made this instant, and its first migration is still to come.
-                yield connection if _known_version(connection, store) else None
+                yield connection if _check_version(connection, store) else None
         except sqlite3.Error as exc:
             raise StoreUnusable(store, str(exc)) from exc
 
 
-def _known_version(connection: sqlite3.Connection, store: Path) -> int:
+def _check_version(connection: sqlite3.Connection, store: Path) -> int:
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > len(MIGRATIONS):
         raise StoreTooNew(store, version, len(MIGRATIONS))
@@ -53,28 +53,28 @@ def _known_version(connection: sqlite3.Connection, store: Path) -> int:
 def _copy(store: Path, copy: Path) -> bool:
     """Copy store and log as of one instant; False if there is no store."""
     for _ in range(ATTEMPTS):
-        before = _mark(store)
+        before = _file_state(store)
         if before is None:
             return False
         copy.write_bytes(store.read_bytes())
-        copy.with_name(f"{FILE}-wal").write_bytes(_log(store))
+        copy.with_name(f"{FILE}-wal").write_bytes(_read_wal(store))
         # The log only grows between two of its beginnings, and the store changes only when the
         # log is written back: with both marks as they were, the two belong together. What was
         # appended while it was read is a torn tail, which SQLite leaves out by its checksums.
-        if _mark(store) == before:
+        if _file_state(store) == before:
             return True
     raise OSError(f"it changed during each of {ATTEMPTS} copies")
 
 
-def _mark(store: Path) -> tuple[int, int, int, bytes] | None:
+def _file_state(store: Path) -> tuple[int, int, int, bytes] | None:
     try:
         status = store.stat()
     except FileNotFoundError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, _log(store)[:_LOG_HEADER]
+    return status.st_ino, status.st_size, status.st_mtime_ns, _read_wal(store)[:_LOG_HEADER]
 
 
-def _log(store: Path) -> bytes:
+def _read_wal(store: Path) -> bytes:
     try:
         return store.with_name(f"{FILE}-wal").read_bytes()
     except FileNotFoundError:

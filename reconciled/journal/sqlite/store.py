@@ -22,21 +22,21 @@ import attrs
 import trio
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.operation_record import OperationRecord, Owned
+from reconciled.journal.operation_record import AppliedSpec, OperationRecord
 from reconciled.journal.sqlite.applied import (
     Applied,
     read_all_applied,
     read_applied,
+    read_applied_key,
     read_fingerprints,
-    read_one,
     write_applied,
 )
-from reconciled.journal.sqlite.integrity import Condition
-from reconciled.journal.sqlite.lifecycle import Opened, open_directory
+from reconciled.journal.sqlite.integrity import IntegrityReport
+from reconciled.journal.sqlite.lifecycle import OpenedStore, open_directory
 from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.rows import checksum, read_open
 from reconciled.journal.sqlite.schema import StoreUnusable, write_meta
-from reconciled.journal.sqlite.writer import Entry, StoreClosed, Write, WriteFailed, Writer
+from reconciled.journal.sqlite.writer import PendingWrite, StoreClosed, Write, WriteFailed, Writer
 
 __all__ = [
     "Applied",
@@ -53,11 +53,11 @@ class Store:
     """The open store; made by open(). condition: in which it was found."""
 
     writer: Writer
-    condition: Condition
+    integrity: IntegrityReport
     _now: Callable[[], float]
     # The mirror: what is remembered, so that a run with nothing to do writes nothing.
     _complete: dict[Key, Fingerprint] = attrs.field(factory=dict)
-    _begun: dict[Key, Fingerprint] = attrs.field(factory=dict)
+    _incomplete: dict[Key, Fingerprint] = attrs.field(factory=dict)
     _identities: dict[tuple[str, str], str] = attrs.field(factory=dict)
 
     @classmethod
@@ -70,10 +70,10 @@ class Store:
         """
         directory = state / "store"
         reserve = Reserve(state / "reserve")
-        opened, trouble = _opened(directory, reserve)
+        opened, trouble = _open_with_reserve(directory, reserve)
         try:
             writer = Writer(opened.connection, directory, opened.meta, reserve, trouble)
-            store = cls(writer, opened.condition, now)
+            store = cls(writer, opened.integrity, now)
             store._read(opened.connection)
         except sqlite3.Error as exc:
             opened.connection.close()
@@ -82,7 +82,7 @@ class Store:
 
     def _read(self, connection: sqlite3.Connection) -> None:
         for key, fingerprint, complete in read_fingerprints(connection):
-            mirror = self._complete if complete else self._begun
+            mirror = self._complete if complete else self._incomplete
             mirror[key] = fingerprint
         for controller, source, identity in connection.execute(
             "SELECT controller, source, identity FROM sources"
@@ -100,9 +100,9 @@ class Store:
         return self.writer.commits
 
     @property
-    def unwritable(self) -> str:
+    def unwritable_reason(self) -> str:
         """Why no new intent is taken now; empty: all is well."""
-        return self.writer.trouble
+        return self.writer.unwritable_reason
 
     @property
     def degraded(self) -> bool:
@@ -110,11 +110,11 @@ class Store:
         return bool(self.writer.meta.degraded)
 
     @property
-    def degraded_why(self) -> str:
+    def degraded_reason(self) -> str:
         """What is missing, for people; empty while it is not degraded."""
         return self.writer.meta.degraded
 
-    async def end_degraded(self, who: str, why: str) -> None:
+    async def clear_degraded(self, who: str, why: str) -> None:
         """Trust it again, by a person's decision; durable when this returns.
 
         Cancellation as in remember(). Raises StoreClosed.
@@ -130,7 +130,7 @@ class Store:
         def committed() -> None:
             self.writer.meta = meta()
 
-        await self.writer.write(Entry(write, committed, insists=True))
+        await self.writer.write(PendingWrite(write, committed, must_commit=True))
 
     def open_operations(self) -> list[OperationRecord]:
         """The open operations, oldest first, from the disk. Synchronous: for the start."""
@@ -140,22 +140,22 @@ class Store:
         """The fingerprint of the spec that was last done; None while another one is begun."""
         return self._complete.get(key)
 
-    def begun(self, key: Key) -> Fingerprint | None:
+    def incomplete_fingerprint(self, key: Key) -> Fingerprint | None:
         """The fingerprint of the spec that was begun and not yet done."""
-        return self._begun.get(key)
+        return self._incomplete.get(key)
 
     def all_keys(self) -> set[Key]:
         """Every key that is remembered."""
-        return self._complete.keys() | self._begun.keys()
+        return self._complete.keys() | self._incomplete.keys()
 
     def applied(self, controller: str) -> dict[Key, Applied]:
         """Everything remembered of *controller*, from the disk. Synchronous: for the start."""
         return read_applied(self.writer.connection, controller)
 
-    async def recall(self, key: Key) -> Applied | None:
+    async def find_applied(self, key: Key) -> Applied | None:
         """What is remembered of *key*; as Writer.read(). Raises rows.RowDamaged."""
         remembered: Applied | None = await self.writer.read(
-            lambda connection: read_one(connection, key)
+            lambda connection: read_applied_key(connection, key)
         )
         return remembered
 
@@ -163,31 +163,33 @@ class Store:
         """The identity that *source* last had; empty if it never had one."""
         return self._identities.get((controller, source), "")
 
-    def owning(self, key: Key, owned: Owned, *, complete: bool) -> tuple[Write, Callable[[], None]]:
+    def prepare_applied(
+        self, key: Key, applied_spec: AppliedSpec, *, complete: bool
+    ) -> tuple[Write, Callable[[], None]]:
         """What notes *owned* as a part of a transaction, and what has to be called after it.
 
         Raises TypeError for a spec that JSON cannot express.
         """
         applied = Applied(
             key,
-            owned.kind,
-            owned.fingerprint,
-            owned.base,
+            applied_spec.kind,
+            applied_spec.fingerprint,
+            applied_spec.base,
             self._now(),
             complete,
-            json.dumps(dict(owned.spec)),
+            json.dumps(dict(applied_spec.spec)),
         )
 
         def committed() -> None:
-            mirror, other = self._complete, self._begun
+            mirror, other = self._complete, self._incomplete
             if not complete:
                 mirror, other = other, mirror
-            mirror[key] = owned.fingerprint
+            mirror[key] = applied_spec.fingerprint
             other.pop(key, None)
 
         return lambda connection: write_applied(connection, applied), committed
 
-    async def remember(  # noqa: PLR0913 - one argument a column
+    async def record_applied(  # noqa: PLR0913 - one argument a column
         self,
         key: Key,
         kind: str,
@@ -202,18 +204,18 @@ class Store:
         Returns when it is durable. Cancelled while it waits, it is written all the same. Raises
         TypeError for a spec that JSON cannot express, WriteFailed, StoreClosed.
         """
-        owned = Owned(kind, dict(spec), fingerprint, base)
-        await self.writer.write(Entry(*self.owning(key, owned, complete=complete)))
+        owned = AppliedSpec(kind, dict(spec), fingerprint, base)
+        await self.writer.write(PendingWrite(*self.prepare_applied(key, owned, complete=complete)))
 
     async def forget(self, key: Key) -> None:
         """Forget *key* wholly (invariant 14). Cancellation and errors as in remember()."""
 
         def committed() -> None:
             self._complete.pop(key, None)
-            self._begun.pop(key, None)
+            self._incomplete.pop(key, None)
 
         await self.writer.write(
-            Entry(
+            PendingWrite(
                 lambda connection: connection.execute(
                     "DELETE FROM applied WHERE key = ?", (key,)
                 ).close(),
@@ -231,7 +233,7 @@ class Store:
             return
         columns = (controller, source, identity)
         await self.writer.write(
-            Entry(
+            PendingWrite(
                 lambda connection: connection.execute(
                     "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?)",
                     (*columns, checksum("sources", *columns)),
@@ -247,7 +249,7 @@ class Store:
         given back once it is durable. Its own exception is raised here and undoes its part
         alone. Cancellation and other errors as in remember().
         """
-        return await self.writer.write(Entry(function))
+        return await self.writer.write(PendingWrite(function))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The writer. Cancelled, it commits what still waits, closes the store and ends."""
@@ -259,7 +261,7 @@ class Store:
         self.writer.close()
 
 
-def _opened(directory: Path, reserve: Reserve) -> tuple[Opened, str]:
+def _open_with_reserve(directory: Path, reserve: Reserve) -> tuple[OpenedStore, str]:
     """Open the store, if need be in the room of the reserve; and why no intent is taken yet."""
     try:
         opened = open_directory(directory)

@@ -18,15 +18,15 @@ from collections.abc import Iterator
 
 import attrs
 
-HEADER = 32
-FRAME = 24
+WAL_HEADER_SIZE = 32
+FRAME_HEADER_SIZE = 24
 _MAGIC_LITTLE, _MAGIC_BIG = 0x377F0682, 0x377F0683
 _FORMAT = 3007000
 _MASK = 0xFFFFFFFF
 
 
 @attrs.frozen
-class Walk:
+class WalScan:
     """What a log holds.
 
     transactions  whole ones, which SQLite will read
@@ -36,7 +36,7 @@ class Walk:
     """
 
     transactions: int = 0
-    end: int = HEADER
+    end: int = WAL_HEADER_SIZE
     torn: str = ""
     damage: str = ""
 
@@ -49,18 +49,18 @@ class _Frame:
     pages: int  # of the database after the transaction that ends here; 0: none ends
 
     @property
-    def commits(self) -> bool:
+    def is_commit(self) -> bool:
         """Whether a transaction ends with it."""
         return self.pages != 0
 
 
-def walk(log: bytes) -> Walk:
+def scan(log: bytes) -> WalScan:
     """Judge *log*, the whole content of the file; an empty one holds nothing."""
-    if len(log) < HEADER:
-        return Walk(end=0, torn="the log ends inside its header" if log else "")
-    order = _order(log)
+    if len(log) < WAL_HEADER_SIZE:
+        return WalScan(end=0, torn="the log ends inside its header" if log else "")
+    order = _byte_order(log)
     if order is None:
-        return Walk(damage="the header of the log is damaged")
+        return WalScan(damage="the header of the log is damaged")
     size = _page_size(log)
     frames = list(_frames(log, order, size))
     good = list(itertools.takewhile(lambda frame: frame.current and frame.whole, frames))
@@ -69,44 +69,50 @@ def walk(log: bytes) -> Walk:
         behind.pop()  # left over: no frame of this log follows
     if behind:
         sizes = {frame.pages for frame in frames if frame.current and frame.whole}
-        behind[0] = attrs.evolve(behind[0], pages=_meant(log, order, size, behind[0], sizes))
-    ends = [frame.number for frame in good if frame.commits]
-    end = HEADER + (ends[-1] if ends else 0) * (FRAME + size)
-    return _judged(log, len(ends), end, behind, size)
+        behind[0] = attrs.evolve(
+            behind[0], pages=_intended_pages(log, order, size, behind[0], sizes)
+        )
+    ends = [frame.number for frame in good if frame.is_commit]
+    end = WAL_HEADER_SIZE + (ends[-1] if ends else 0) * (FRAME_HEADER_SIZE + size)
+    return _classify_tail(log, len(ends), end, behind, size)
 
 
-def _judged(log: bytes, transactions: int, end: int, behind: list[_Frame], size: int) -> Walk:
+def _classify_tail(
+    log: bytes, transactions: int, end: int, behind: list[_Frame], size: int
+) -> WalScan:
     """*behind*: the first frame that is not good, and all that follow up to this log's last."""
     if behind:
         first = behind[0]
-        ends = [frame for frame in behind if frame.current and frame.commits]
+        ends = [frame for frame in behind if frame.current and frame.is_commit]
         begun = f"frame {first.number} of the log is damaged"
         if len(ends) > 1 or (ends and ends[0] is not behind[-1]):
-            return Walk(transactions, end, damage=f"{begun}, and committed frames follow")
-        return Walk(transactions, end, torn=begun)
+            return WalScan(transactions, end, damage=f"{begun}, and committed frames follow")
+        return WalScan(transactions, end, torn=begun)
     # A part of a frame at the end is a write that was cut, or left over like whole frames.
-    if (len(log) - HEADER) % (FRAME + size):
-        return Walk(transactions, end, torn="the log ends inside a frame")
-    whole = HEADER + (len(log) - HEADER) // (FRAME + size) * (FRAME + size)
-    if end < whole and _current(log, end):
-        return Walk(transactions, end, torn="the last transaction of the log has no end")
-    return Walk(transactions, end)
+    if (len(log) - WAL_HEADER_SIZE) % (FRAME_HEADER_SIZE + size):
+        return WalScan(transactions, end, torn="the log ends inside a frame")
+    whole = WAL_HEADER_SIZE + (len(log) - WAL_HEADER_SIZE) // (FRAME_HEADER_SIZE + size) * (
+        FRAME_HEADER_SIZE + size
+    )
+    if end < whole and _is_current(log, end):
+        return WalScan(transactions, end, torn="the last transaction of the log has no end")
+    return WalScan(transactions, end)
 
 
-def _current(log: bytes, offset: int) -> bool:
+def _is_current(log: bytes, offset: int) -> bool:
     """Whether the frame at *offset* is of this log, harmed or not."""
     salts = log[offset + 8 : offset + 16]
     return salts[:4] == log[16:20] or salts[4:] == log[20:24]
 
 
-def _order(log: bytes) -> str | None:
+def _byte_order(log: bytes) -> str | None:
     """The byte order of the checksums (of struct); None if the header is not whole."""
     magic, version = struct.unpack_from(">II", log)
     if magic not in (_MAGIC_LITTLE, _MAGIC_BIG) or version != _FORMAT:
         return None
     order = ">" if magic == _MAGIC_BIG else "<"
     found = struct.unpack_from(">II", log, 24)
-    return order if _continued((0, 0), log[:24], order) == found else None
+    return order if _continue_checksum((0, 0), log[:24], order) == found else None
 
 
 def _page_size(log: bytes) -> int:
@@ -116,39 +122,39 @@ def _page_size(log: bytes) -> int:
 
 def _frames(log: bytes, order: str, size: int) -> Iterator[_Frame]:
     before = struct.unpack_from(">II", log, 24)
-    step = FRAME + size
-    for number, offset in enumerate(range(HEADER, len(log) - step + 1, step), start=1):
+    step = FRAME_HEADER_SIZE + size
+    for number, offset in enumerate(range(WAL_HEADER_SIZE, len(log) - step + 1, step), start=1):
         _, pages, *_salts, first, second = struct.unpack_from(">6I", log, offset)
-        current = _current(log, offset)
+        current = _is_current(log, offset)
         whole = False
         if log[offset + 8 : offset + 16] == log[16:24]:
-            judged = _continued(before, log[offset : offset + 8], order)
-            body = log[offset + FRAME : offset + step]
-            whole = _continued(judged, body, order) == (first, second)
+            judged = _continue_checksum(before, log[offset : offset + 8], order)
+            body = log[offset + FRAME_HEADER_SIZE : offset + step]
+            whole = _continue_checksum(judged, body, order) == (first, second)
         before = (first, second)
         yield _Frame(number, current, whole, pages)
 
 
-def _meant(log: bytes, order: str, size: int, frame: _Frame, sizes: set[int]) -> int:
+def _intended_pages(log: bytes, order: str, size: int, frame: _Frame, sizes: set[int]) -> int:
     """What a bad frame was to say of a transaction's end: that may be what is wrong with it.
 
     If its checksum fits with no end there, or with one of the *sizes* that others have, that
     is the true one. Not with just any: the checksum cannot tell every two bits apart.
     """
-    offset = HEADER + (frame.number - 1) * (FRAME + size)
-    before = offset - FRAME - size + 16 if frame.number > 1 else 24
+    offset = WAL_HEADER_SIZE + (frame.number - 1) * (FRAME_HEADER_SIZE + size)
+    before = offset - FRAME_HEADER_SIZE - size + 16 if frame.number > 1 else 24
     start = struct.unpack_from(">II", log, before)
     page = log[offset : offset + 4]
     found = struct.unpack_from(">II", log, offset + 16)
-    body = log[offset + FRAME : offset + FRAME + size]
+    body = log[offset + FRAME_HEADER_SIZE : offset + FRAME_HEADER_SIZE + size]
     for pages in (frame.pages, 0, *sizes):
-        judged = _continued(start, page + struct.pack(">I", pages), order)
-        if _continued(judged, body, order) == found:
+        judged = _continue_checksum(start, page + struct.pack(">I", pages), order)
+        if _continue_checksum(judged, body, order) == found:
             return pages
     return frame.pages
 
 
-def _continued(before: tuple[int, ...], data: bytes, order: str) -> tuple[int, int]:
+def _continue_checksum(before: tuple[int, ...], data: bytes, order: str) -> tuple[int, int]:
     """SQLite's checksum of *data*, going on from the one *before* it."""
     s0, s1 = before
     words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))

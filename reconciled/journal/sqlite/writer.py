@@ -27,9 +27,11 @@ from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.schema import Meta
 from reconciled.threads import NoThread, in_thread
 
-MOST_AT_ONCE = 500  # writes a transaction: bounds what one failed commit takes with it
-SHORTEST_REST, LONGEST_REST = 0.1, 5.0  # seconds between two attempts during trouble
-_PLACE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
+MAX_BATCH = 500  # writes a transaction: bounds what one failed commit takes with it
+MIN_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between two attempts during trouble
+_ENVIRONMENT_ERRORS = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY}
+)
 
 Write = Callable[[sqlite3.Connection], Any]
 
@@ -45,12 +47,12 @@ class WriteFailed(Exception):
     """
 
 
-def nothing(*_: object) -> None:
+def noop(*_: object) -> None:
     """What a write does, or means in memory, if it does or means nothing there."""
 
 
 @attrs.define(eq=False)
-class Entry:
+class PendingWrite:
     """One write on its way. failure and value are valid once settled is set.
 
     committed  called in the trio thread after the commit, before the caller is woken
@@ -58,16 +60,16 @@ class Entry:
     """
 
     function: Write
-    committed: Callable[[], None] = nothing
-    refused: Callable[[], None] = nothing
-    insists: bool = False
-    settled: trio.Event = attrs.field(factory=trio.Event)
+    on_commit: Callable[[], None] = noop
+    on_refused: Callable[[], None] = noop
+    must_commit: bool = False
+    finished: trio.Event = attrs.field(factory=trio.Event)
     value: Any = None
     failure: Exception | None = None
 
     async def wait(self) -> Any:
         """Wait until it is settled; its value, or its failure is raised."""
-        await self.settled.wait()
+        await self.finished.wait()
         if self.failure is not None:
             raise self.failure
         return self.value
@@ -85,38 +87,38 @@ class Writer:
     directory: Path
     meta: Meta
     reserve: Reserve
-    trouble: str = ""
+    unwritable_reason: str = ""
     commits: int = 0
-    on_state: Callable[[str], None] = nothing
+    on_writable_change: Callable[[str], None] = noop
     # In order of arrival; a write leaves it only when it is settled.
-    waiting: list[Entry] = attrs.field(factory=list)
+    waiting: list[PendingWrite] = attrs.field(factory=list)
     _arrival: trio.Event = attrs.field(factory=trio.Event)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
     # Whoever uses the connection: threads, one at a time, and the end of run() beside them.
-    _using: threading.Lock = attrs.field(factory=threading.Lock)
-    _code: int = 0  # SQLite's, of the last failure
-    _unsynced: bool = False  # a sync failed, and the store is still in the same files
-    _gone: bool = False  # the connection was closed on the way to new files
+    _connection_lock: threading.Lock = attrs.field(factory=threading.Lock)
+    _last_error_code: int = 0  # SQLite's, of the last failure
+    _sync_failed: bool = False  # a sync failed, and the store is still in the same files
+    _connection_closed: bool = False  # the connection was closed on the way to new files
     closed: bool = False
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: PendingWrite) -> None:
         """Queue *entry*; it is committed whatever becomes of the caller. Raises StoreClosed.
 
         Raises WriteFailed during trouble, unless it insists.
         """
         if self.closed:
             raise StoreClosed("the store is closed")
-        if self.trouble and not entry.insists:
-            raise WriteFailed(self.trouble)
+        if self.unwritable_reason and not entry.must_commit:
+            raise WriteFailed(self.unwritable_reason)
         self.waiting.append(entry)
         self._arrival.set()
 
-    async def write(self, entry: Entry) -> Any:
+    async def write(self, entry: PendingWrite) -> Any:
         """Queue *entry* and wait until it is settled; its value, or its failure is raised."""
         try:
             self.put(entry)
         except (StoreClosed, WriteFailed):
-            entry.refused()
+            entry.on_refused()
             raise
         return await entry.wait()
 
@@ -128,7 +130,7 @@ class Writer:
         return await in_thread(partial(self._read, function), limiter=self._limiter)
 
     def _read(self, function: Write) -> Any:
-        with self._using:
+        with self._connection_lock:
             if self.closed:
                 raise StoreClosed("the store is closed")
             return function(self.connection)
@@ -137,10 +139,10 @@ class Writer:
         """Write until cancelled; then commit what still waits, close the store and end."""
         try:
             while True:
-                if self.trouble:
-                    await self._endure()
+                if self.unwritable_reason:
+                    await self._retry_until_writable()
                 await self._arrival.wait()
-                await self._turn()
+                await self._commit_batch()
         finally:
             # Inline, since nothing may be awaited here without a shield: one short transaction.
             # No transaction is at work: its thread is not abandoned. A read may be: it is short.
@@ -151,38 +153,38 @@ class Writer:
         if self.closed:
             return
         while self.waiting:
-            batch = self.waiting[:MOST_AT_ONCE]
+            batch = self.waiting[:MAX_BATCH]
             failure = self._transact(batch)
             if failure is not None:
-                self._mend()
+                self._repair()
                 failure = self._transact(batch)
-            self._settle(batch, failure, last=True)
+            self._finish(batch, failure, last=True)
         self.closed = True
-        with self._using, contextlib.suppress(sqlite3.Error, OSError):
-            if not self._gone:
+        with self._connection_lock, contextlib.suppress(sqlite3.Error, OSError):
+            if not self._connection_closed:
                 close_directory(self.connection, self.directory, self.meta)
 
-    async def _turn(self) -> bool:
+    async def _commit_batch(self) -> bool:
         """One transaction of what waits; whether it was committed."""
-        batch = self.waiting[:MOST_AT_ONCE]
+        batch = self.waiting[:MAX_BATCH]
         try:
             transact = partial(self._transact, batch)
             failure = await in_thread(transact, limiter=self._limiter)
         except NoThread as error:
-            failure = self._failed(error)
-        self._settle(batch, failure)
+            failure = self._record_failure(error)
+        self._finish(batch, failure)
         return failure is None
 
-    async def _endure(self) -> None:
+    async def _retry_until_writable(self) -> None:
         """Get through trouble: mend, try, rest, until everything can be taken again."""
-        self.on_state(self.trouble)
-        rest = SHORTEST_REST
+        self.on_writable_change(self.unwritable_reason)
+        rest = MIN_BACKOFF
         while True:
             try:
-                whole = await in_thread(self._mend, limiter=self._limiter)
+                whole = await in_thread(self._repair, limiter=self._limiter)
             except NoThread:
                 whole = False
-            written = await self._turn()
+            written = await self._commit_batch()
             if written and whole and not self.waiting:
                 break
             if written:  # what insists is not kept waiting: only the reserve is missing
@@ -190,40 +192,42 @@ class Writer:
                     await self._arrival.wait()
             else:
                 await trio.sleep(rest)
-            rest = min(2 * rest, LONGEST_REST)
-        self.trouble = ""
-        self.on_state("")
+            rest = min(2 * rest, MAX_BACKOFF)
+        self.unwritable_reason = ""
+        self.on_writable_change("")
 
-    def _settle(self, batch: list[Entry], failure: Exception | None, *, last: bool = False) -> None:
+    def _finish(
+        self, batch: list[PendingWrite], failure: Exception | None, *, last: bool = False
+    ) -> None:
         """Tell the callers; in the trio thread. After a failure what insists stays, in order."""
         if failure is None:
             del self.waiting[: len(batch)]
             done = batch
         else:
-            self.trouble = self.trouble or str(failure)
-            done = [entry for entry in self.waiting if last or not entry.insists]
-            self.waiting = [entry for entry in self.waiting if entry.insists and not last]
+            self.unwritable_reason = self.unwritable_reason or str(failure)
+            done = [entry for entry in self.waiting if last or not entry.must_commit]
+            self.waiting = [entry for entry in self.waiting if entry.must_commit and not last]
             for entry in done:
                 entry.failure = failure
         if not self.waiting:
             self._arrival = trio.Event()
         for entry in done:
             if entry.failure is None:
-                entry.committed()
+                entry.on_commit()
             else:
-                entry.refused()
-            entry.settled.set()
+                entry.on_refused()
+            entry.finished.set()
 
-    def _transact(self, batch: list[Entry]) -> Exception | None:
+    def _transact(self, batch: list[PendingWrite]) -> Exception | None:
         """Run and commit *batch*; why that failed. Never raises, and of a failure nothing stays."""
-        with self._using:
+        with self._connection_lock:
             connection = self.connection
             try:
                 connection.execute("BEGIN IMMEDIATE").close()
                 before = connection.total_changes
                 for entry in batch:
-                    self._part(connection, entry)
-                if self.trouble:
+                    self._run_in_savepoint(connection, entry)
+                if self.unwritable_reason:
                     _probe(connection)
                 connection.execute("COMMIT").close()
                 self.commits += connection.total_changes != before
@@ -231,38 +235,38 @@ class Writer:
                 with contextlib.suppress(sqlite3.Error):
                     if connection.in_transaction:
                         connection.execute("ROLLBACK").close()
-                return self._failed(exc)
+                return self._record_failure(exc)
         return None
 
-    def _part(self, connection: sqlite3.Connection, entry: Entry) -> None:
+    def _run_in_savepoint(self, connection: sqlite3.Connection, entry: PendingWrite) -> None:
         """One caller's part. Raises only what concerns the whole transaction, as a full disk."""
         connection.execute("SAVEPOINT part").close()
         entry.failure = None
         try:
             entry.value = entry.function(connection)
         except Exception as exc:
-            if not connection.in_transaction or _code(exc) in _PLACE:
+            if not connection.in_transaction or _error_code(exc) in _ENVIRONMENT_ERRORS:
                 raise
             connection.execute("ROLLBACK TO part").close()
             entry.failure = exc
         connection.execute("RELEASE part").close()
 
-    def _failed(self, exc: Exception) -> WriteFailed:
-        self._code = _code(exc)
-        self._unsynced |= self._code == sqlite3.SQLITE_IOERR
+    def _record_failure(self, exc: Exception) -> WriteFailed:
+        self._last_error_code = _error_code(exc)
+        self._sync_failed |= self._last_error_code == sqlite3.SQLITE_IOERR
         failure = WriteFailed(f"the store could not be written: {exc}")
         failure.__cause__ = exc
         return failure
 
-    def _mend(self) -> bool:
+    def _repair(self) -> bool:
         """Do what helps against the last failure; whether nothing is left to be done."""
         try:
-            with self._using:
-                if self._unsynced:
+            with self._connection_lock:
+                if self._sync_failed:
                     self._exchange()
-                if self._code == sqlite3.SQLITE_FULL:
+                if self._last_error_code == sqlite3.SQLITE_FULL:
                     self.reserve.release()
-                    self._code = 0
+                    self._last_error_code = 0
                     return False  # the next attempt shows whether there is room for it again
                 self.reserve.make()
         except (sqlite3.Error, OSError):
@@ -271,17 +275,17 @@ class Writer:
 
     def _exchange(self) -> None:
         """Go on with new files. Nothing is taken back: the old ones have the same content."""
-        if self._gone:
+        if self._connection_closed:
             opened = reopen(self.directory)
         else:
-            self._gone = True
+            self._connection_closed = True
             try:
                 opened = exchange(self.connection, self.directory, self.meta)
             except (sqlite3.Error, OSError):
-                self._gone = not _usable(self.connection)
+                self._connection_closed = not _usable(self.connection)
                 raise
         self.connection, self.meta = opened.connection, opened.meta
-        self._gone = self._unsynced = False
+        self._connection_closed = self._sync_failed = False
 
 
 def _probe(connection: sqlite3.Connection) -> None:
@@ -297,5 +301,5 @@ def _usable(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _code(exc: BaseException) -> int:
+def _error_code(exc: BaseException) -> int:
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF

@@ -31,7 +31,7 @@ from reconciled.api import (
     Operation,
     ProgramFailed,
     Reconciler,
-    Recovering,
+    RecoveringOperation,
     Request,
     Result,
     Seconds,
@@ -43,15 +43,15 @@ from reconciled.api import (
     retry,
     run_program,
 )
-from reconciled.reconcilers.exec.recovery import action_of, decision, has_word
+from reconciled.reconcilers.exec.recovery import action_of, decide_recovery, has_own_outcome
 
 _RESERVED = "RECONCILED_"
 _AS_DESIRED = 0
 _MUST_APPLY = 1
-_TOLD = {Observed.AS_DESIRED: "0", Observed.DIFFERENT: "1", Observed.UNKNOWN: "unknown"}
+_OBSERVED_TEXT = {Observed.AS_DESIRED: "0", Observed.DIFFERENT: "1", Observed.UNKNOWN: "unknown"}
 
 
-def _program(_: object, attribute: attrs.Attribute[Any], value: list[str]) -> None:
+def _validate_program(_: object, attribute: attrs.Attribute[Any], value: list[str]) -> None:
     if not value or not value[0]:
         raise ValueError(
             f"{attribute.name} names no program: write its name and arguments as a list,"
@@ -61,12 +61,12 @@ def _program(_: object, attribute: attrs.Attribute[Any], value: list[str]) -> No
         raise ValueError(f"{attribute.name} has a NUL character: no argument can hold one")
 
 
-def _budget(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
+def _validate_budget(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if value <= 0:
         raise ValueError(f"{attribute.name} must be longer than 0s, as in 2m")
 
 
-def _environment(_: object, __: object, value: Mapping[str, str | Secret]) -> None:
+def _validate_environment(_: object, __: object, value: Mapping[str, str | Secret]) -> None:
     for name, text in value.items():
         if name.startswith(_RESERVED):
             raise ValueError(
@@ -79,28 +79,30 @@ def _environment(_: object, __: object, value: Mapping[str, str | Secret]) -> No
             )
 
 
-_optional_program = attrs.validators.optional(_program)
+_optional_program = attrs.validators.optional(_validate_program)
 
 
 @attrs.frozen
 class CriticalPart:
     """What of an Exec outlives a stop."""
 
-    budget: Seconds = attrs.field(validator=_budget)
+    budget: Seconds = attrs.field(validator=_validate_budget)
 
 
 @attrs.frozen
 class Exec:
     """The spec of kind Exec. Programs are lists of arguments; no shell reads them."""
 
-    apply: list[str] = attrs.field(validator=_program)
+    apply: list[str] = attrs.field(validator=_validate_program)
     check: list[str] | None = attrs.field(default=None, validator=_optional_program)
     remove: list[str] | None = attrs.field(default=None, validator=_optional_program)
     recover: list[str] | None = attrs.field(default=None, validator=_optional_program)
     rollback: list[str] | None = attrs.field(default=None, validator=_optional_program)
     critical: CriticalPart | None = None
     once: bool = False
-    environment: dict[str, str | Secret] = attrs.field(factory=dict, validator=_environment)
+    environment: dict[str, str | Secret] = attrs.field(
+        factory=dict, validator=_validate_environment
+    )
     directory: str = "."  # relative to the manifest
 
 
@@ -116,16 +118,16 @@ class ExecReconciler(Reconciler[Exec]):
     async def reconcile(self, request: Request[Exec]) -> Result:
         """Check, apply if that says so, and check again."""
         try:
-            if await _as_desired(request):
+            if await _is_as_desired(request):
                 return done()
             kind = StepKind.ONCE if request.spec.once else StepKind.IDEMPOTENT
-            await _operate(request, "apply", request.spec.apply, kind)
+            await _run_operation(request, "apply", request.spec.apply, kind)
             # During a stop the next start checks anyway, and every second counts.
             if request.spec.check is None or request.stopping:
                 return done("applied")
             ended = await _check(request, request.spec.check)
         except ProgramFailed as failure:
-            return _failed(failure)
+            return _failure_result(failure)
         if ended.code == _AS_DESIRED:
             return done("applied")
         return retry(f"still not as desired after apply: {ended}")
@@ -135,9 +137,9 @@ class ExecReconciler(Reconciler[Exec]):
         if request.spec.remove is None:
             return done()
         try:
-            await _operate(request, "remove", request.spec.remove)
+            await _run_operation(request, "remove", request.spec.remove)
         except ProgramFailed as failure:
-            return _failed(failure)
+            return _failure_result(failure)
         return done("removed")
 
     async def plan(self, request: Request[Exec]) -> list[Change]:
@@ -158,16 +160,16 @@ class ExecReconciler(Reconciler[Exec]):
         After an interruption also what ``recover`` says, unless the program itself had the
         last word.
         """
-        seen = await _look(request)
+        seen = await _observe_state(request)
         interrupted = request.interrupted
-        if interrupted is None or request.spec.recover is None or has_word(interrupted):
+        if interrupted is None or request.spec.recover is None or has_own_outcome(interrupted):
             return None if request.spec.check is None else seen
-        return await _ask(request, request.spec.recover, interrupted, seen)
+        return await _run_recover(request, request.spec.recover, interrupted, seen)
 
     def recover(self, interrupted: Interrupted, observation: Observation | None) -> Decision | None:
         """Take over how its program ended, else do what ``recover`` said; no opinion without."""
         asked = interrupted.spec.recover is not None
-        return decision(interrupted, observation, asked=asked)
+        return decide_recovery(interrupted, observation, has_recover=asked)
 
     def can_undo(self, spec: Exec) -> bool:
         """Whether there is a ``rollback``."""
@@ -183,7 +185,7 @@ class ExecReconciler(Reconciler[Exec]):
             (await _run(request, "rollback", request.spec.rollback, variables, operation)).check()
 
 
-async def _look(request: Request[Exec]) -> Observation:
+async def _observe_state(request: Request[Exec]) -> Observation:
     if request.spec.check is None:
         return Observation(Observed.UNKNOWN, "there is no check to ask")
     try:
@@ -194,11 +196,14 @@ async def _look(request: Request[Exec]) -> Observation:
     return Observation(state, str(ended))
 
 
-async def _ask(
-    request: Request[Exec], argv: list[str], interrupted: Recovering, seen: Observation
+async def _run_recover(
+    request: Request[Exec], argv: list[str], interrupted: RecoveringOperation, seen: Observation
 ) -> Observation:
     """*seen*, with what ``recover`` answered; UNKNOWN where it gave no answer."""
-    told = {"RECONCILED_OBSERVED": _TOLD[seen.state], "RECONCILED_ACTION": action_of(interrupted)}
+    told = {
+        "RECONCILED_OBSERVED": _OBSERVED_TEXT[seen.state],
+        "RECONCILED_ACTION": action_of(interrupted),
+    }
     if interrupted.undoes:
         told["RECONCILED_UNDOES"] = interrupted.undoes
     try:
@@ -212,13 +217,13 @@ async def _ask(
     return attrs.evolve(seen, data={"code": ended.code, "said": str(ended)})
 
 
-async def _as_desired(request: Request[Exec]) -> bool:
+async def _is_as_desired(request: Request[Exec]) -> bool:
     if request.spec.check is None:
         return request.applied == request.fingerprint
     return (await _check(request, request.spec.check)).code == _AS_DESIRED
 
 
-def _failed(failure: ProgramFailed) -> Result:
+def _failure_result(failure: ProgramFailed) -> Result:
     """A retry. Raises *failure* where a signal ended the program, by the hand of the kernel, say.
 
     Returned, that would count as a word of its own, and what is killed each time would be tried
@@ -237,7 +242,7 @@ async def _check(request: Request[Exec], argv: list[str]) -> Ended:
     return ended.check()
 
 
-async def _operate(
+async def _run_operation(
     request: Request[Exec], action: str, argv: list[str], kind: StepKind = StepKind.IDEMPOTENT
 ) -> None:
     """Run *argv* as an operation, shielded if the spec says so; raises ProgramFailed."""
@@ -277,7 +282,7 @@ async def _run(
     action: str,
     argv: list[str],
     variables: Mapping[str, str],
-    operation: Operation | Recovering | None = None,
+    operation: Operation | RecoveringOperation | None = None,
 ) -> Ended:
     """Run *argv*, a program of *operation* if there is one."""
     return await run_program(

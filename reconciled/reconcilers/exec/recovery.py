@@ -15,7 +15,7 @@ from reconciled.api import (
     Hold,
     Interrupted,
     Observation,
-    Recovering,
+    RecoveringOperation,
     Retry,
     RollBack,
     RollForward,
@@ -23,51 +23,51 @@ from reconciled.api import (
 )
 
 # Exit codes of recover; any other: ask again.
-SETTLED, AGAIN, BACK, HOLD = 0, 10, 11, 12
-LONGEST_WAIT = 300.0  # seconds until it is asked again
+SETTLED, APPLY_AGAIN, ROLL_BACK, HOLD = 0, 10, 11, 12
+MAX_WAIT = 300.0  # seconds until it is asked again
 
 
-def action_of(interrupted: Interrupted | Recovering) -> str:
+def action_of(interrupted: Interrupted | RecoveringOperation) -> str:
     """What its program does, as that is told what it does."""
     return "rollback" if interrupted.undoes else interrupted.name
 
 
-def has_word(interrupted: Interrupted | Recovering) -> bool:
+def has_own_outcome(interrupted: Interrupted | RecoveringOperation) -> bool:
     """Whether its program ended with an exit code: done or failed, but not interrupted."""
     ended = interrupted.ended
     return ended is not None and ended.action == action_of(interrupted) and ended.code is not None
 
 
-def decision(
-    interrupted: Interrupted, observation: Observation | None, *, asked: bool
+def decide_recovery(
+    interrupted: Interrupted, observation: Observation | None, *, has_recover: bool
 ) -> Decision | None:
     """What to do, None for no opinion. asked: whether there is a ``recover`` to ask."""
     ended = interrupted.ended
-    if ended is not None and has_word(interrupted):
+    if ended is not None and has_own_outcome(interrupted):
         if ended.code == 0:
             return Complete(f"{ended.action} ended with exit code 0 after its daemon was gone")
         if not interrupted.last_step and not interrupted.began_once:
             # As a failure that the daemon saw itself: closed, and tried anew.
             return Abandon(f"{ended.action} ended with exit code {ended.code}")
-    if not asked:
+    if not has_recover:
         return None
     answer = None if observation is None else observation.data
     if isinstance(answer, Mapping):
-        return _decision(interrupted, answer["code"], answer["said"])
+        return _decide_by_exit_code(interrupted, answer["code"], answer["said"])
     if interrupted.removal or interrupted.undoes:
         return _wait(interrupted, "recover gave no answer")
     # UNKNOWN then: looked at again, and held when that happens too often.
     return None
 
 
-def _decision(interrupted: Interrupted, code: int | None, said: str) -> Decision:
+def _decide_by_exit_code(interrupted: Interrupted, code: int | None, said: str) -> Decision:
     if code == SETTLED:
         return Complete(said)
     if code == HOLD:
         return Hold("recover wants a person to look", said)
-    if code == BACK and not interrupted.undoes:
+    if code == ROLL_BACK and not interrupted.undoes:
         return RollBack(said)
-    if code in {AGAIN, BACK}:
+    if code in {APPLY_AGAIN, ROLL_BACK}:
         # What takes another operation back is not itself taken back: it goes on.
         again = interrupted.undoes or interrupted.began_once
         return RollForward(said) if again else Retry(said)
@@ -75,4 +75,4 @@ def _decision(interrupted: Interrupted, code: int | None, said: str) -> Decision
 
 
 def _wait(interrupted: Interrupted, why: str) -> Wait:
-    return Wait(min(LONGEST_WAIT, 2.0 ** min(interrupted.attempt - 1, 10)), why)
+    return Wait(min(MAX_WAIT, 2.0 ** min(interrupted.attempt - 1, 10)), why)

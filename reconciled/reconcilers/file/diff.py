@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 
-MOST_BYTES = 64 * 1024  # a diff's time grows with the square of its length
-MOST_LINES = 200
+MAX_BYTES = 64 * 1024  # a diff's time grows with the square of its length
+MAX_LINES = 200
 _READABLE = 0o044  # to group or others
 
 
@@ -25,14 +25,14 @@ def describe_change(path: str, old: bytes, new: bytes, *, private: bool) -> str:
     lines = list(
         difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), path, path, lineterm="")
     )
-    shown = [_printable(line) for line in lines[:MOST_LINES]]
-    if len(lines) > MOST_LINES:
-        shown.append(f"… {len(lines) - MOST_LINES} more lines")
+    shown = [_printable(line) for line in lines[:MAX_LINES]]
+    if len(lines) > MAX_LINES:
+        shown.append(f"… {len(lines) - MAX_LINES} more lines")
     return "\n".join(shown) or "only the ends of lines differ"
 
 
 def _texts(old: bytes, new: bytes) -> tuple[str, str] | None:
-    if max(len(old), len(new)) > MOST_BYTES or b"\0" in old + new:
+    if max(len(old), len(new)) > MAX_BYTES or b"\0" in old + new:
         return None
     try:
         return old.decode(), new.decode()

@@ -38,19 +38,19 @@ from reconciled.api import (
     terminal,
 )
 from reconciled.reconcilers.file.diff import describe_change, is_private
-from reconciled.reconcilers.file.written import Written
+from reconciled.reconcilers.file.written import WriteRecord
 
 # Seconds, of replacement, validate and after together; less where stop.critical is less.
 BUDGET = 60.0
 _MODE = re.compile(r"0?[0-7]{3,4}")
 
 
-def _is_mode(_spec: Any, _field: Any, mode: str | None) -> None:
+def _validate_mode(_spec: Any, _field: Any, mode: str | None) -> None:
     if mode is not None and not _MODE.fullmatch(mode):
         raise ValueError(f'mode {mode!r} is none: write it as quoted octal digits, as in "0644"')
 
 
-def _is_command(_spec: Any, field: attrs.Attribute[list[str]], argv: list[str]) -> None:
+def _validate_command(_spec: Any, field: attrs.Attribute[list[str]], argv: list[str]) -> None:
     if argv and not argv[0]:
         raise ValueError(f"{field.name} has an empty program: write it as [program, argument …]")
 
@@ -62,11 +62,11 @@ class File:
     path: str
     content: str | None = None
     source: str | None = None  # relative to the manifest, and beneath its directory
-    mode: str | None = attrs.field(default=None, validator=_is_mode)
+    mode: str | None = attrs.field(default=None, validator=_validate_mode)
     owner: str | None = None  # a name or a number
     group: str | None = None
-    validate: list[str] = attrs.field(factory=list, validator=_is_command)
-    after: list[str] = attrs.field(factory=list, validator=_is_command)
+    validate: list[str] = attrs.field(factory=list, validator=_validate_command)
+    after: list[str] = attrs.field(factory=list, validator=_validate_command)
 
     def __attrs_post_init__(self) -> None:
         if not self.path:
@@ -80,7 +80,7 @@ class File:
         return None if self.mode is None else int(self.mode, 8)
 
 
-def _is_absolute(_options: Any, _field: Any, root: str) -> None:
+def _validate_absolute(_options: Any, _field: Any, root: str) -> None:
     if not root.startswith("/"):
         raise ValueError(f"root {root!r} is relative: write an absolute directory")
 
@@ -89,7 +89,7 @@ def _is_absolute(_options: Any, _field: Any, root: str) -> None:
 class FileOptions:
     """root: no path and no symlink leads out of it."""
 
-    root: str = attrs.field(default="/", validator=_is_absolute)
+    root: str = attrs.field(default="/", validator=_validate_absolute)
 
 
 class FileReconciler(Reconciler[File]):
@@ -108,7 +108,7 @@ class FileReconciler(Reconciler[File]):
         except FileRefused as exc:
             return terminal(str(exc))
         except (OSError, ProgramFailed) as exc:
-            return retry(_said(exc))
+            return retry(_error_text(exc))
 
     async def remove(self, request: Request[File]) -> Result:
         """Remove the file if it holds what this reconciler wrote; leave it otherwise."""
@@ -117,48 +117,53 @@ class FileReconciler(Reconciler[File]):
         except FileRefused as exc:
             return terminal(str(exc))
         except OSError as exc:
-            return retry(_said(exc))
+            return retry(_error_text(exc))
 
     async def plan(self, request: Request[File]) -> list[Change]:
         """What reconcile() would do. Raises FileRefused and OSError where it would fail."""
         spec = request.spec
-        content = await _content(request)
+        content = await _desired_content(request)
         found = await self._compare(spec, content)
-        note = await Written.read(request.memory)
+        note = await WriteRecord.read(request.memory)
         changes = []
         if found.differences:
-            changes.append(await self._change(spec, content, found))
-        if spec.after and (found.differences or note.owed):
+            changes.append(await self._describe_change(spec, content, found))
+        if spec.after and (found.differences or note.after_pending):
             changes.append(Change("run", " ".join(spec.after), "after the change of the file"))
         former = "the spec names another path now"
-        return [*changes, *(Change("remove", path, former) for path in note.others(spec.path))]
+        return [
+            *changes,
+            *(Change("remove", path, former) for path in note.former_paths(spec.path)),
+        ]
 
     async def _reconcile(self, request: Request[File]) -> Result:
         spec = request.spec
-        content = await _content(request)
+        content = await _desired_content(request)
         found = await self._compare(spec, content)
-        note = await Written.read(request.memory)
+        note = await WriteRecord.read(request.memory)
         # Left behind by a process that died between writing and renaming.
-        unfinished = note.temporary is not None or note.owed
-        if not (found.differences or unfinished or note.others(spec.path)):
+        unfinished = note.temporary is not None or note.after_pending
+        if not (found.differences or unfinished or note.former_paths(spec.path)):
             return done()
         async with (
             request.operation("write") as operation,
             operation.critical(budget=min(BUDGET, request.critical_limit)),
         ):
-            await self._clear(note)
+            await self._remove_temporary(note)
             if found.differences:
                 name = temporary_name(spec.path)
-                note = note.begin(spec.path, digest_of(content), name, owed=bool(spec.after))
+                note = note.begin(
+                    spec.path, digest_of(content), name, after_pending=bool(spec.after)
+                )
                 await note.save(request.memory)
                 await operation.step(
                     "replace", partial(self._replace, request, operation, content, name)
                 )
-            if note.owed and spec.after:
-                await operation.step("after", partial(_after, request, operation))
-            note = await self._leave_others(request, operation, note)
-            await note.settle().save(request.memory)
-        return done(_summary(found, ran=note.owed and bool(spec.after)))
+            if note.after_pending and spec.after:
+                await operation.step("after", partial(_run_after, request, operation))
+            note = await self._remove_former_paths(request, operation, note)
+            await note.finish().save(request.memory)
+        return done(_summary(found, ran=note.after_pending and bool(spec.after)))
 
     async def _compare(self, spec: File, content: bytes) -> Comparison:
         return await compare_file(
@@ -198,7 +203,7 @@ class FileReconciler(Reconciler[File]):
             request.log.warning("file.attributes_lost", path=spec.path, names=replaced.lost)
         return {"changed": replaced.changed}
 
-    async def _clear(self, note: Written) -> None:
+    async def _remove_temporary(self, note: WriteRecord) -> None:
         """Remove the new file that an interrupted replacement left, by its recorded name."""
         if note.temporary is not None:
             path, name = note.temporary
@@ -207,41 +212,45 @@ class FileReconciler(Reconciler[File]):
             except (FileNotFoundError, FileRefused):
                 return  # its directory is gone, or lies outside a root set since: not ours now
 
-    async def _leave_others(
-        self, request: Request[File], operation: Operation, note: Written
-    ) -> Written:
+    async def _remove_former_paths(
+        self, request: Request[File], operation: Operation, note: WriteRecord
+    ) -> WriteRecord:
         """Remove the files at paths that the spec named before."""
-        for path in note.others(request.spec.path):
-            take_away = partial(self._take_away, request, note.files[path], path)
+        for path in note.former_paths(request.spec.path):
+            take_away = partial(self._remove_written, request, note.files[path], path)
             await operation.step(f"remove {path}", take_away)
-            note = note.drop(path)
+            note = note.without(path)
         return note
 
-    async def _take_away(self, request: Request[File], digests: tuple[str, ...], path: str) -> str:
+    async def _remove_written(
+        self, request: Request[File], digests: tuple[str, ...], path: str
+    ) -> str:
         removed = await remove_file(path, digests, root=self.options.root)
-        if removed is Removed.FOREIGN:
-            request.log.warning("file.left", path=path, why="its content is not what was written")
+        if removed is Removed.UNMANAGED:
+            request.log.warning(
+                "file.not_removed", path=path, why="its content is not what was written"
+            )
         return removed.value
 
     async def _remove(self, request: Request[File]) -> Result:
         path = request.spec.path
-        note = await Written.read(request.memory)
+        note = await WriteRecord.read(request.memory)
         if path not in note.files:
-            request.log.warning("file.left", path=path, why="it was never written from here")
+            request.log.warning("file.not_removed", path=path, why="it was never written from here")
         if not note.files and note.temporary is None:
             return done(f"left {path}")
         async with (
             request.operation("remove") as operation,
             operation.critical(budget=min(BUDGET, request.critical_limit)),
         ):
-            await self._clear(note)
+            await self._remove_temporary(note)
             for path, digests in note.files.items():
-                take_away = partial(self._take_away, request, digests, path)
+                take_away = partial(self._remove_written, request, digests, path)
                 await operation.step(f"remove {path}", take_away)
-            await Written.erase(request.memory)
+            await WriteRecord.erase(request.memory)
         return done("removed what was written")
 
-    async def _change(self, spec: File, content: bytes, found: Comparison) -> Change:
+    async def _describe_change(self, spec: File, content: bytes, found: Comparison) -> Change:
         missing = "missing" in found.differences
         old = b""
         if "content" in found.differences:
@@ -253,7 +262,7 @@ class FileReconciler(Reconciler[File]):
         return Change("create" if missing else "change", spec.path, "\n".join(details))
 
 
-async def _content(request: Request[File]) -> bytes:
+async def _desired_content(request: Request[File]) -> bytes:
     spec = request.spec
     if spec.content is not None:
         return spec.content.encode()
@@ -261,7 +270,7 @@ async def _content(request: Request[File]) -> bytes:
     return await read_file(spec.source, root=request.base, follow=True)
 
 
-async def _after(request: Request[File], operation: Operation) -> None:
+async def _run_after(request: Request[File], operation: Operation) -> None:
     ended = await run_program(
         request.spec.after, output=operation.directory, name="after", directory=request.base
     )
@@ -274,7 +283,7 @@ def _summary(found: Comparison, *, ran: bool) -> str:
     return "; ".join(part for part in (what, "after was run" if ran else "") if part) or "cleared"
 
 
-def _said(exc: OSError | ProgramFailed) -> str:
+def _error_text(exc: OSError | ProgramFailed) -> str:
     """An error in one line, without the number that OSError puts in front."""
     if isinstance(exc, OSError) and exc.filename is not None:
         return f"{Path(str(exc.filename))}: {exc.strerror}"

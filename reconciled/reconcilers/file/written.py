@@ -22,14 +22,14 @@ import trio
 from reconciled.api import make_directory, read_file, replace_file
 
 # With a dot in front it is no name of a resource, whose directory may stand here as well.
-NAME = ".written"
+FILE_NAME = ".written"
 # One name each time, so that what a kill leaves behind is what the next save() replaces.
-_NEW = f".{NAME}.reconciled-thenext1"
+_TEMPORARY = f".{FILE_NAME}.reconciled-thenext1"
 _DIGESTS = 2  # the new content and the one before, which stays in place if the new one fails
 
 
 @attrs.frozen
-class Written:
+class WriteRecord:
     """The note of one key.
 
     files      path → digests of content that we put there, newest first
@@ -40,49 +40,51 @@ class Written:
 
     files: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     temporary: tuple[str, str] | None = None
-    owed: bool = False
+    after_pending: bool = False
 
-    def begin(self, path: str, digest: str, temporary: str, *, owed: bool) -> Written:
+    def begin(self, path: str, digest: str, temporary: str, *, after_pending: bool) -> WriteRecord:
         """The note to save before *path* is replaced."""
         digests = (digest, *(old for old in self.files.get(path, ()) if old != digest))
         files = {**self.files, path: digests[:_DIGESTS]}
-        return Written(files, (path, temporary), owed=owed)
+        return WriteRecord(files, (path, temporary), after_pending=after_pending)
 
-    def settle(self) -> Written:
+    def finish(self) -> WriteRecord:
         """The note to save once everything is done."""
-        return attrs.evolve(self, temporary=None, owed=False)
+        return attrs.evolve(self, temporary=None, after_pending=False)
 
-    def drop(self, path: str) -> Written:
+    def without(self, path: str) -> WriteRecord:
         """The note without *path*."""
         return attrs.evolve(self, files={p: d for p, d in self.files.items() if p != path})
 
-    def others(self, path: str) -> list[str]:
+    def former_paths(self, path: str) -> list[str]:
         """The paths besides *path*: the spec named them once."""
         return [other for other in self.files if other != path]
 
     @classmethod
-    async def read(cls, directory: Path) -> Written:
+    async def read(cls, directory: Path) -> WriteRecord:
         """The note in *directory*, or an empty one. Raises OSError."""
         try:
-            data = json.loads(await read_file(NAME, root=directory))
+            data = json.loads(await read_file(FILE_NAME, root=directory))
             return cls._structure(data)
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
     @classmethod
-    def _structure(cls, data: dict[str, Any]) -> Written:
+    def _structure(cls, data: dict[str, Any]) -> WriteRecord:
         files = {str(path): tuple(map(str, digests)) for path, digests in data["files"].items()}
         left = data["temporary"]
-        return cls(files, None if left is None else (str(left[0]), str(left[1])), data["owed"])
+        return cls(
+            files, None if left is None else (str(left[0]), str(left[1])), data["after_pending"]
+        )
 
     async def save(self, directory: Path) -> None:
         """Note it durably, making *directory* where it lacks. Raises OSError."""
         await make_directory(directory)
         note = json.dumps(attrs.asdict(self))
-        await replace_file(NAME, note, mode=0o600, root=directory, temporary=_NEW)
+        await replace_file(FILE_NAME, note, mode=0o600, root=directory, temporary=_TEMPORARY)
 
     @staticmethod
     async def erase(directory: Path) -> None:
         """Remove the note."""
         with contextlib.suppress(FileNotFoundError):
-            await trio.Path(directory, NAME).unlink()
+            await trio.Path(directory, FILE_NAME).unlink()

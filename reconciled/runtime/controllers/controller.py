@@ -19,7 +19,7 @@ import trio
 
 from reconciled.api import Reconciler
 from reconciled.config.model import ControllerConfig
-from reconciled.core.desired import Changes, Desired
+from reconciled.core.desired import Changes, DesiredState
 from reconciled.core.problems import Problem
 from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.lane import Lane
@@ -27,19 +27,19 @@ from reconciled.core.resources import Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
 from reconciled.observe.tasktree import frames_of
 from reconciled.plugins.loading import Plugin
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.status import Status
-from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.plugin_errors import cancellation_in, failure_of
 from reconciled.stop import Stop, Work
 
 # A watcher that fails is started again, later each time.
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 60.0
+WATCHER_BACKOFF_INITIAL = 1.0
+WATCHER_BACKOFF_MAX = 60.0
 # A change of a key's spec that is seen so soon after its own run may be that run's doing.
-ECHO = 1.0
+SELF_TRIGGER_WINDOW = 1.0
 # So many of them in a row are taken for somebody else's all the same.
-ECHOES = 3
+SELF_TRIGGER_LIMIT = 3
 
 
 @attrs.define(eq=False)
@@ -50,16 +50,16 @@ class Controller:
     plugin: Plugin
     reconciler: Reconciler[Any]
     watchers: tuple[Watcher, ...]
-    desired: Desired
+    desired: DesiredState
     lane: Lane
     stop: Stop
-    host: Host
-    permits: Permits
+    context: RuntimeContext
+    approvals: RemovalApprovals
     # Where the runs live while hold() is there.
     nursery: trio.Nursery | None = attrs.field(default=None, init=False)
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
     # Set when each declaring source has said something, be it that it cannot be read.
-    surveyed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    synced: trio.Event = attrs.field(factory=trio.Event, init=False)
     statuses: dict[Key, Status] = attrs.field(factory=dict, init=False)
     # Specs as objects, made when first needed.
     _specs: dict[Key, Any] = attrs.field(factory=dict, init=False)
@@ -68,7 +68,7 @@ class Controller:
     # Keys whose removal is due, until it has ended.
     removing: set[Key] = attrs.field(factory=set, init=False)
     # How many changes in a row may have been made by the key's own runs.
-    echoes: dict[Key, int] = attrs.field(factory=dict, init=False)
+    self_triggers: dict[Key, int] = attrs.field(factory=dict, init=False)
     # Causes that the configured schedule has given.
     _ticks: set[str] = attrs.field(factory=set, init=False)
     _silent: set[str] = attrs.field(init=False)
@@ -77,7 +77,7 @@ class Controller:
     def __attrs_post_init__(self) -> None:
         self._silent = {watcher.name for watcher in self.watchers if watcher.declares}
         if not self._silent:
-            self.surveyed.set()
+            self.synced.set()
 
     def __repr__(self) -> str:
         return f"<Controller {self.name}: {self.stop.stage.name}, {len(self.manifests)} keys>"
@@ -94,7 +94,7 @@ class Controller:
 
     # -- tasks ---------------------------------------------------------------
 
-    async def hold(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def supervise_runs(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Give the runs a place in the tree: until a stop begins, and the last one has ended."""
         try:
             with self.stop.scope:
@@ -115,8 +115,8 @@ class Controller:
                     nursery.start_soon(self._supervise, watcher, name=name)
 
     async def _supervise(self, watcher: Watcher) -> None:
-        pause = FIRST_PAUSE
-        report = partial(self.take, watcher)
+        pause = WATCHER_BACKOFF_INITIAL
+        report = partial(self.handle_report, watcher)
         while True:
             began = trio.current_time()
             reason = "it ended by itself"
@@ -130,10 +130,14 @@ class Controller:
                     raise cancelled from None  # noqa: ASYNC104 - the cancellation itself
                 reason = failure.result.reason
             if watcher.declares:
-                self.take(watcher, Unavailable(f"its watcher failed: {reason}"))
+                self.handle_report(watcher, Unavailable(f"its watcher failed: {reason}"))
             # One that ran well for long starts over with a short pause.
-            pause = FIRST_PAUSE if trio.current_time() - began > LONGEST_PAUSE else pause
-            self.host.log.error(
+            pause = (
+                WATCHER_BACKOFF_INITIAL
+                if trio.current_time() - began > WATCHER_BACKOFF_MAX
+                else pause
+            )
+            self.context.log.error(
                 "source.failed",
                 controller=self.name,
                 source=watcher.name,
@@ -141,13 +145,13 @@ class Controller:
                 again_in_s=pause,
             )
             await trio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, WATCHER_BACKOFF_MAX)
 
     # -- what the sources say ----------------------------------------------
 
-    def take(self, watcher: Watcher, report: Report) -> None:
+    def handle_report(self, watcher: Watcher, report: Report) -> None:
         """Act on what *watcher* reports; nothing begins after the instant of a stop."""
-        if self.host.stopping or self.stop.began.is_set():
+        if self.context.stopping or self.stop.began.is_set():
             return
         now = trio.current_time()
         if isinstance(report, Tick):
@@ -158,19 +162,19 @@ class Controller:
         before = self.manifests
         was = self.desired.states[watcher.name]
         changes = self.desired.apply(watcher.name, report, now)
-        self._tell_source(watcher, report, first=watcher.name in self._silent, was=was.complete)
-        self._tell_problems(report, changes)
+        self._log_source(watcher, report, first=watcher.name in self._silent, was=was.complete)
+        self._log_problems(report, changes)
         self._apply(changes, before, now)
         if isinstance(report, Snapshot) and report.identity:
-            self._note_identity(watcher.name, report.identity)
+            self._record_identity(watcher.name, report.identity)
         self._silent.discard(watcher.name)
         if not self._silent:
-            self.surveyed.set()
+            self.synced.set()
 
-    def allow(self, keys: frozenset[Key]) -> None:
+    def approve_removals(self, keys: frozenset[Key]) -> None:
         """A person permits the removal of exactly *keys*, once."""
         before = self.manifests
-        self._apply(self.desired.permit(keys, trio.current_time()), before, trio.current_time())
+        self._apply(self.desired.approve(keys, trio.current_time()), before, trio.current_time())
 
     def _apply(self, changes: Changes, before: Mapping[Key, Manifest], now: float) -> None:
         for key in before.keys() - self.manifests.keys():
@@ -179,19 +183,23 @@ class Controller:
             self._specs.pop(key, None)
             self.absent.pop(key, None)
             manifest = self.manifests[key]
-            known = self.host.store.fingerprint(key) == manifest.fingerprint
+            known = self.context.store.fingerprint(key) == manifest.fingerprint
             cause = "changed" if key in before else "start" if known else "declared"
             # Back to what was applied, from a spec that failed, is a change like any other.
-            calm = self._is_echo(key, now) if key in before else known and key not in self.statuses
+            calm = (
+                self._record_self_trigger(key, now)
+                if key in before
+                else known and key not in self.statuses
+            )
             self.lane.add(key, now, cause, Priority.RESYNC if calm else Priority.CHANGED)
         for key in changes.removed:
             self.removing.add(key)
             self.lane.add(key, now, "removed", Priority.CHANGED)
             self._stop_run_of(key, "its manifest was removed")
         if changes.held is not None or self.desired.complete:
-            self.permits.held(self.name, changes.held)
+            self.approvals.report_held(self.name, changes.held)
 
-    def _is_echo(self, key: Key, now: float) -> bool:
+    def _record_self_trigger(self, key: Key, now: float) -> bool:
         """Whether a change is the latest of many that each came with the key's own run.
 
         A reconciler that writes its own manifest must not open its own backoff; somebody who
@@ -199,46 +207,46 @@ class Controller:
         """
         status = self.statuses.get(key)
         running = any(work.key == key for work in self.stop.works)
-        if not running and (status is None or now - status.ended > ECHO):
-            self.echoes.pop(key, None)
+        if not running and (status is None or now - status.ended > SELF_TRIGGER_WINDOW):
+            self.self_triggers.pop(key, None)
             return False
-        self.echoes[key] = self.echoes.get(key, 0) + 1
-        return self.echoing(key)
+        self.self_triggers[key] = self.self_triggers.get(key, 0) + 1
+        return self.is_self_triggered(key)
 
-    def echoing(self, key: Key) -> bool:
+    def is_self_triggered(self, key: Key) -> bool:
         """Whether the changes of *key* are taken for its own runs' doing."""
-        return self.echoes.get(key, 0) > ECHOES
+        return self.self_triggers.get(key, 0) > SELF_TRIGGER_LIMIT
 
     def _stop_run_of(self, key: Key, reason: str) -> None:
         """The smallest stop: one key's run. It drains, is cancelled, and critical parts end."""
         for work in self.stop.works:
             if work.key == key:
-                stop = self.stop.narrow(work, self.stop.limits)
-                self.host.chore(f"stop of {work.name}", self._end_run, stop, reason)
+                stop = self.stop.nest(work, self.stop.limits)
+                self.context.start_background(f"stop of {work.name}", self._end_run, stop, reason)
                 return
 
     async def _end_run(self, stop: Stop, reason: str) -> None:
         with trio.CancelScope() as over:
             stop.on_empty = partial(over.cancel, reason="the run has ended")
             stop.begin(reason)
-            await stop.run_stages(self.tell_stuck)
+            await stop.run_stages(self.log_stuck)
 
-    def tell_stuck(self, works: list[Work]) -> None:
+    def log_stuck(self, works: list[Work]) -> None:
         """Name runs that are still there after their cancellation and cleanup."""
         for work in works:
             where = frames_of(work.task)
             reason = "it ignores its cancellation"
-            self.host.log.error("reconcile.stuck", key=work.key, reason=reason, where=where)
+            self.context.log.error("reconcile.stuck", key=work.key, reason=reason, where=where)
 
-    def _note_identity(self, source: str, identity: str) -> None:
-        if self.host.store.source_identity(self.name, source) != identity:
-            note = self.host.store.set_source_identity
-            self.host.chore("source identity", note, self.name, source, identity)
+    def _record_identity(self, source: str, identity: str) -> None:
+        if self.context.store.source_identity(self.name, source) != identity:
+            note = self.context.store.set_source_identity
+            self.context.start_background("source identity", note, self.name, source, identity)
 
-    def _tell_source(
+    def _log_source(
         self, watcher: Watcher, report: Snapshot | Unavailable, *, first: bool, was: bool
     ) -> None:
-        log = self.host.log.bind(controller=self.name, source=watcher.name)
+        log = self.context.log.bind(controller=self.name, source=watcher.name)
         subject = f"{self.name}: {watcher.name}"
         if isinstance(report, Unavailable):
             log.warning("source.unavailable", reason=report.reason)
@@ -250,14 +258,14 @@ class Controller:
             )
         elif first or not was:
             log.info("source.ready", manifests=len(report.manifests))
-            self.host.logs.recovered(subject)
+            self.context.logs.report_recovery(subject)
 
-    def _tell_problems(self, report: Snapshot | Unavailable, changes: Changes) -> None:
+    def _log_problems(self, report: Snapshot | Unavailable, changes: Changes) -> None:
         problems = frozenset(changes.problems)
         if isinstance(report, Snapshot):
             problems |= frozenset(report.problems)
         for problem in sorted(problems - self._problems):
-            self.host.log.error(
+            self.context.log.error(
                 "manifest.invalid",
                 controller=self.name,
                 at=str(problem.origin),
@@ -272,11 +280,11 @@ class Controller:
         spec = self._specs.get(key)
         if spec is None:
             # A program that fails may print what it was given: never into a log (invariant 13).
-            self.host.logs.redactor.register_all(manifest.spec)
+            self.context.logs.redactor.register_all(manifest.spec)
             spec = self._specs[key] = self.plugin.spec(manifest)
-            if names := self.reconciler.not_built(spec):
+            if names := self.reconciler.unimplemented_fields(spec):
                 reason = f"{', '.join(names)}: accepted, and without effect in this version"
-                self.host.log.warning("spec.not_built", key=key, reason=reason)
+                self.context.log.warning("spec.not_built", key=key, reason=reason)
         return spec
 
     def scheduled(self, causes: tuple[str, ...]) -> bool:
@@ -285,8 +293,8 @@ class Controller:
 
     def forget(self, key: Key) -> None:
         """Drop all that is known about *key* (invariant 14)."""
-        for kept in (self.statuses, self._specs, self.absent, self.echoes):
+        for kept in (self.statuses, self._specs, self.absent, self.self_triggers):
             kept.pop(key, None)
         self.removing.discard(key)
-        self.host.loops.forget(key)
-        self.host.logs.forget(key)
+        self.context.loops.forget(key)
+        self.context.logs.forget(key)

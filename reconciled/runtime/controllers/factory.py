@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from reconciled.config.manifests import Parser, Validate
+from reconciled.config.manifests import Parser, SpecValidator
 from reconciled.config.watches import DirectoryWatch, EveryWatch
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
-from reconciled.core.desired import Desired
+from reconciled.core.desired import DesiredState
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.queue.backoff import Backoff
@@ -19,43 +19,45 @@ from reconciled.core.resources import controller_of
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Watcher
 from reconciled.journal.sqlite.store import Store
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
-from reconciled.runtime.controllers.loading import Ready
-from reconciled.runtime.decisions.removals import Permits
+from reconciled.runtime.controllers.loading import LoadedController
+from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.plugin_errors import text_of
 from reconciled.stop import Stop
 from reconciled.watchers.directory import DirectoryWatcher
-from reconciled.watchers.timers import CronWatcher, EveryWatcher, local_zone, zone_named
+from reconciled.watchers.timers import CronWatcher, EveryWatcher, find_zone, local_zone
 
 
-def build(ready: Ready, host: Host, stop: Stop, permits: Permits) -> Controller:
+def build(
+    ready: LoadedController, context: RuntimeContext, stop: Stop, approvals: RemovalApprovals
+) -> Controller:
     """A controller of the running daemon, under *stop*; in the loop, without waiting."""
     config = ready.config
-    watchers = tuple(watchers_of(ready, lambda: stop.limits.critical, host.store))
+    watchers = tuple(watchers_of(ready, lambda: stop.limits.critical, context.store))
     removals = config.removals
     return Controller(
         config,
         ready.plugin,
         ready.reconciler,
         watchers,
-        Desired(
+        DesiredState(
             config.name,
             ready.plugin.kind,
             [watcher.name for watcher in watchers if watcher.declares],
             RemovalGuard(removals.share, removals.above),
-            {key for key in host.store.all_keys() if controller_of(key) == config.name},
+            {key for key in context.store.all_keys() if controller_of(key) == config.name},
         ),
-        host.queue.lane(
+        context.queue.lane(
             config.name, config.concurrency, Backoff(config.retry.initial, config.retry.max)
         ),
         Stop(f"controller {config.name}", stop.limits, parent=stop),
-        host,
-        permits,
+        context,
+        approvals,
     )
 
 
-def validator(ready: Ready, critical: Callable[[], float]) -> Validate:
+def validator(ready: LoadedController, critical: Callable[[], float]) -> SpecValidator:
     """Checks specs of the controller's kind: against their class, and their budget's limit."""
     plugin, reconciler = ready.plugin, ready.reconciler
 
@@ -83,7 +85,7 @@ def validator(ready: Ready, critical: Callable[[], float]) -> Validate:
 
 
 def watchers_of(
-    ready: Ready, critical: Callable[[], float], store: Store | None = None
+    ready: LoadedController, critical: Callable[[], float], store: Store | None = None
 ) -> Iterable[Watcher]:
     """The watchers of a controller; *store* knows what its directories were before.
 
@@ -101,5 +103,5 @@ def watchers_of(
             every = Every(watch.interval, watch.jitter)
             yield EveryWatcher(every, random.Random())  # noqa: S311 - it only spreads load
         else:
-            zone = zone_named(watch.zone) if watch.zone else local_zone()
+            zone = find_zone(watch.zone) if watch.zone else local_zone()
             yield CronWatcher(Cron(watch.expression, zone))

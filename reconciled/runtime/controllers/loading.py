@@ -13,15 +13,15 @@ import attrs
 
 from reconciled.api import Reconciler
 from reconciled.config.model import Config, ControllerConfig
-from reconciled.config.references import references
+from reconciled.config.references import check_references
 from reconciled.core.problems import Invalid, Problem
-from reconciled.plugins.discovery import NotFound, find
-from reconciled.plugins.loading import Broken, Plugin, load
+from reconciled.plugins.discovery import NotFound, find_reconciler
+from reconciled.plugins.loading import Plugin, PluginBroken, load
 from reconciled.runtime.plugin_errors import failure_of
 
 
 @attrs.frozen(eq=False)
-class Ready:
+class LoadedController:
     """A controller that can run."""
 
     config: ControllerConfig
@@ -30,7 +30,7 @@ class Ready:
 
 
 @attrs.frozen(eq=False)
-class Stalled:
+class StalledController:
     """A controller whose reconciler is there and cannot be used."""
 
     config: ControllerConfig
@@ -38,19 +38,19 @@ class Stalled:
 
 
 @attrs.frozen(eq=False)
-class Prepared:
+class PreparedConfig:
     """Everything that a configuration asks for, loaded. problems make it invalid."""
 
     config: Config
-    ready: tuple[Ready, ...]
-    stalled: tuple[Stalled, ...]
+    ready: tuple[LoadedController, ...]
+    stalled: tuple[StalledController, ...]
     problems: tuple[Problem, ...]
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config) -> PreparedConfig:
     """Load what *config* names; runs plugins' module code, so only in the main thread."""
-    ready: list[Ready] = []
-    stalled: list[Stalled] = []
+    ready: list[LoadedController] = []
+    stalled: list[StalledController] = []
     problems: list[Problem] = []
     for controller in config.controllers.values():
         try:
@@ -61,13 +61,13 @@ def prepare(config: Config) -> Prepared:
             )
         except Invalid as error:
             problems += error.problems
-        except Broken as error:
-            stalled.append(Stalled(controller, str(error)))
-    problems += references(config, {each.config.name: each.plugin.kind for each in ready})
-    return Prepared(config, tuple(ready), tuple(stalled), tuple(sorted(problems)))
+        except PluginBroken as error:
+            stalled.append(StalledController(controller, str(error)))
+    problems += check_references(config, {each.config.name: each.plugin.kind for each in ready})
+    return PreparedConfig(config, tuple(ready), tuple(stalled), tuple(sorted(problems)))
 
 
-def prepared_whole(config: Config) -> Prepared:
+def prepared_whole(config: Config) -> PreparedConfig:
     """As prepare(), for who takes nothing less. Raises Invalid."""
     prepared = prepare(config)
     if prepared.problems:
@@ -75,8 +75,8 @@ def prepared_whole(config: Config) -> Prepared:
     return prepared
 
 
-def _ready(config: Config, controller: ControllerConfig) -> Ready:
-    plugin = load(find(controller.reconciler, config.plugins.directories))
+def _ready(config: Config, controller: ControllerConfig) -> LoadedController:
+    plugin = load(find_reconciler(controller.reconciler, config.plugins.directories))
     options = plugin.options(controller)
     try:
         reconciler = plugin.cls(options)
@@ -85,5 +85,5 @@ def _ready(config: Config, controller: ControllerConfig) -> Ready:
         failure = failure_of(error)
         if failure is None:
             raise
-        raise Broken(plugin.name, failure.result.reason, controller.origin) from error  # noqa: ASYNC104 - no cancellation: see failure_of()
-    return Ready(controller, plugin, reconciler)
+        raise PluginBroken(plugin.name, failure.result.reason, controller.origin) from error  # noqa: ASYNC104 - no cancellation: see failure_of()
+    return LoadedController(controller, plugin, reconciler)

@@ -14,17 +14,21 @@ import attrs
 
 from reconciled.core.problems import Problem
 from reconciled.observe.redaction import Redactor
-from reconciled.runtime.controllers.loading import Prepared, Ready, Stalled
-from reconciled.service.credentials import SecretUnavailable, handed_in, secrets_in
+from reconciled.runtime.controllers.loading import (
+    LoadedController,
+    PreparedConfig,
+    StalledController,
+)
+from reconciled.service.credentials import SecretUnavailable, passed_credentials, secrets_in
 
 
-def hide(redactor: Redactor) -> None:
+def redact_credentials(redactor: Redactor) -> None:
     """Have *redactor* hide every credential; for the start, before anything is told."""
-    for text in handed_in():
+    for text in passed_credentials():
         redactor.register_credential(text)
 
 
-def with_secrets(prepared: Prepared) -> Prepared:
+def stall_without_secrets(prepared: PreparedConfig) -> PreparedConfig:
     """*prepared*, with those controllers stalled whose options refer to a secret in vain."""
     ready = []
     stalled = [*prepared.stalled]
@@ -33,11 +37,11 @@ def with_secrets(prepared: Prepared) -> Prepared:
         if problem is None:
             ready.append(each)
         else:
-            stalled.append(Stalled(each.config, str(problem)))
+            stalled.append(StalledController(each.config, str(problem)))
     return attrs.evolve(prepared, ready=tuple(ready), stalled=tuple(stalled))
 
 
-def _missing(ready: Ready) -> Iterator[Problem]:
+def _missing(ready: LoadedController) -> Iterator[Problem]:
     options = ready.plugin.options(ready.config)
     for path, secret in secrets_in(options):
         try:

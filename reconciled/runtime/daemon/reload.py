@@ -15,15 +15,15 @@ from pathlib import Path
 import attrs
 import trio
 
-from reconciled.config.load import Loaded, load
+from reconciled.config.load import LoadedConfig, load
 from reconciled.config.model import Config
 from reconciled.control.addresses import ListenRefused
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.resources import controller_of
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.bound_log import BoundLog
-from reconciled.runtime.controllers.loading import Prepared, Ready, prepared_whole
-from reconciled.runtime.controllers.secrets import with_secrets
+from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig, prepared_whole
+from reconciled.runtime.controllers.secrets import stall_without_secrets
 from reconciled.runtime.host.listeners import Change, Listeners
 from reconciled.threads import NoThread, in_thread
 
@@ -35,13 +35,13 @@ FIXED = ("state", "control")
 class Swap:
     """What a valid new configuration does to the running controllers."""
 
-    prepared: Prepared
-    started: tuple[Ready, ...]  # new ones, and those whose configuration or code changed
+    prepared: PreparedConfig
+    started: tuple[LoadedController, ...]  # new ones, and those whose configuration or code changed
     kept: frozenset[str]
-    left: frozenset[str]  # names that the new configuration does not have
+    removed: frozenset[str]  # names that the new configuration does not have
 
 
-def compare(running: Mapping[str, Ready], prepared: Prepared) -> Swap:
+def compare(running: Mapping[str, LoadedController], prepared: PreparedConfig) -> Swap:
     """What to swap; pure."""
     kept = frozenset(
         ready.config.name
@@ -54,11 +54,11 @@ def compare(running: Mapping[str, Ready], prepared: Prepared) -> Swap:
     return Swap(prepared, started, kept, frozenset(running) - names)
 
 
-def tell_left(log: BoundLog, store: Store, name: str) -> None:
+def log_removed_controller(log: BoundLog, store: Store, name: str) -> None:
     """Name what the controller *name*, which the configuration has no more, leaves behind."""
     keys = sorted(key for key in store.all_keys() if controller_of(key) == name)
     log.warning(
-        "controller.left",
+        "controller.removed",
         controller=name,
         count=len(keys),
         keys=keys[:20],
@@ -66,8 +66,8 @@ def tell_left(log: BoundLog, store: Store, name: str) -> None:
     )
 
 
-def _same(old: Ready, new: Ready) -> bool:
-    def code(ready: Ready) -> tuple[str, ...]:
+def _same(old: LoadedController, new: LoadedController) -> bool:
+    def code(ready: LoadedController) -> tuple[str, ...]:
         # The module of a plugin file is named after its content.
         return ready.plugin.name, ready.plugin.version, ready.plugin.cls.__module__
 
@@ -75,7 +75,7 @@ def _same(old: Ready, new: Ready) -> bool:
 
 
 @attrs.frozen
-class Outcome:
+class ReloadOutcome:
     """How a reload ended: the new configuration is in force, or why the old one runs on.
 
     reason    why nothing was swapped although nothing was wrong: a stop came first
@@ -94,27 +94,27 @@ class Outcome:
 
 
 @attrs.define(eq=False)
-class Round:
+class ReloadRequest:
     """One reload, shared by all who asked for it before it began."""
 
     _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
     _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _outcome: Outcome = attrs.field(factory=Outcome, init=False)
+    _outcome: ReloadOutcome = attrs.field(factory=ReloadOutcome, init=False)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Somebody wants it."""
         self._asked.set()
 
-    async def asked(self) -> None:
+    async def wait_requested(self) -> None:
         """Wait until somebody wants it."""
         await self._asked.wait()
 
-    def end(self, outcome: Outcome) -> None:
+    def finish(self, outcome: ReloadOutcome) -> None:
         """It is over."""
         self._outcome = outcome
         self._ended.set()
 
-    async def ended(self) -> Outcome:
+    async def wait_finished(self) -> ReloadOutcome:
         """How it ended, as soon as it has."""
         await self._ended.wait()
         return self._outcome
@@ -132,36 +132,36 @@ class Reloader:
     environ: Mapping[str, str]
     log: BoundLog
     config: Config
-    running: Callable[[], Mapping[str, Ready]]
+    running: Callable[[], Mapping[str, LoadedController]]
     swap: Callable[[Swap], Awaitable[bool]]
     # None: nothing listens.
     listeners: Listeners | None = None
     # Called when a reload begins, with None, and when it has ended.
-    on_reload: Callable[[Outcome | None], None] | None = attrs.field(default=None, init=False)
-    _next: Round = attrs.field(factory=Round, init=False)
+    on_reload: Callable[[ReloadOutcome | None], None] | None = attrs.field(default=None, init=False)
+    _next: ReloadRequest = attrs.field(factory=ReloadRequest, init=False)
 
-    def ask(self) -> Round:
+    def request(self) -> ReloadRequest:
         """Reload soon; what is on the disk now is what it reads, or something newer."""
-        self._next.ask()
+        self._next.request()
         return self._next
 
     async def serve(self) -> None:
         """Reload whenever asked, until cancelled; a swap that has begun is brought to its end."""
         while True:
             current = self._next
-            await current.asked()
+            await current.wait_requested()
             # Whoever asks from here on may have changed what is being read already.
-            self._next = Round()
-            self._tell(None)
+            self._next = ReloadRequest()
+            self._notify(None)
             outcome = await self.reload()
-            self._tell(outcome)
-            current.end(outcome)
+            self._notify(outcome)
+            current.finish(outcome)
 
-    def _tell(self, outcome: Outcome | None) -> None:
+    def _notify(self, outcome: ReloadOutcome | None) -> None:
         if self.on_reload is not None:
             self.on_reload(outcome)
 
-    async def reload(self) -> Outcome:
+    async def reload(self) -> ReloadOutcome:
         """Reload now; whatever is wrong is in the log as well."""
         try:
             loaded = await in_thread(
@@ -175,19 +175,19 @@ class Reloader:
             return self._rejected(invalid)
         except NoThread as error:
             self.log.error("reload.failed", problems=0, reason=str(error))
-            return Outcome(reason=str(error))
+            return ReloadOutcome(reason=str(error))
         except Exception as error:
             # A fault of ours: nothing has changed yet, so nothing has to end for it.
             reason = f"it could not be read, which is a fault of the daemon: {error!r}"
             self.log.error("reload.failed", problems=0, reason=reason, exc_info=error)
-            return Outcome(reason=reason)
+            return ReloadOutcome(reason=reason)
         for warning in loaded.warnings:
             self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         swap = compare(self.running(), prepared)
         if not await self.swap(swap):
             if change is not None:
                 change.discard()
-            return Outcome(reason="a stop is under way")
+            return ReloadOutcome(reason="a stop is under way")
         if change is not None:
             change.commit()
         self.config = prepared.config
@@ -202,7 +202,7 @@ class Reloader:
         except ListenRefused as refused:
             raise Invalid([Problem(config.origin_of("http", "listen"), str(refused))]) from refused
 
-    def _rejected(self, invalid: Invalid) -> Outcome:
+    def _rejected(self, invalid: Invalid) -> ReloadOutcome:
         for problem in invalid.problems:
             self.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
         self.log.error(
@@ -210,21 +210,21 @@ class Reloader:
             problems=len(invalid.problems),
             reason="the configuration as it was runs on",
         )
-        return Outcome(problems=tuple(invalid.problems))
+        return ReloadOutcome(problems=tuple(invalid.problems))
 
-    def _swapped(self, swap: Swap) -> Outcome:
+    def _swapped(self, swap: Swap) -> ReloadOutcome:
         stalled = [each.config.name for each in swap.prepared.stalled]
         names = {
             "started": sorted(ready.config.name for ready in swap.started),
             "kept": sorted(swap.kept),
-            "left": sorted(swap.left),
+            "left": sorted(swap.removed),
             "stalled": sorted(stalled),
         }
         self.log.info("reload.done", **names)
         lines = [f"{what}: {', '.join(each)}" for what, each in names.items() if each]
-        return Outcome(lines=("The new configuration is in force.", *lines))
+        return ReloadOutcome(lines=("The new configuration is in force.", *lines))
 
-    def _checked(self, loaded: Loaded) -> Prepared:
+    def _checked(self, loaded: LoadedConfig) -> PreparedConfig:
         problems = [
             Problem(
                 loaded.config.origin_of(name),
@@ -235,7 +235,7 @@ class Reloader:
         ]
         if problems:
             raise Invalid(problems)
-        return with_secrets(prepared_whole(loaded.config))
+        return stall_without_secrets(prepared_whole(loaded.config))
 
 
 def _one_thread() -> trio.CapacityLimiter:

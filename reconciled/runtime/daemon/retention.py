@@ -23,12 +23,12 @@ import attrs
 import trio
 
 from reconciled.programs import survivors
-from reconciled.programs.program_records import Damaged
-from reconciled.runtime.context import Host
+from reconciled.programs.program_records import RecordDamaged
+from reconciled.runtime.context import RuntimeContext
 from reconciled.threads import NoThread, in_thread
 
-ALWAYS = 200
-MOST = 2000
+MIN_KEPT = 200
+MAX_KEPT = 2000
 AGE = 7 * 86400.0  # seconds since the directory last changed, which its operation's end does
 FIRST = 300.0  # seconds after the start, which has better things to do
 EVERY = 3600.0
@@ -37,29 +37,29 @@ _ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 
 
 @attrs.frozen(order=True)
-class Files:
+class OperationFiles:
     """The directory of an operation that is over: its id, which sorts by time, and its age."""
 
     operation: str
     age: float
 
 
-def superfluous(over: Sequence[Files]) -> list[Files]:
+def superfluous(over: Sequence[OperationFiles]) -> list[OperationFiles]:
     """Those of *over* that may go, the oldest first."""
     newest = sorted(over, reverse=True)
     gone = [
         files
         for place, files in enumerate(newest)
-        if place >= MOST or (place >= ALWAYS and files.age > AGE)
+        if place >= MAX_KEPT or (place >= MIN_KEPT and files.age > AGE)
     ]
     return gone[::-1]
 
 
 @attrs.define(eq=False)
-class Housekeeping:
+class Retention:
     """Removes what is superfluous, a little at a time."""
 
-    host: Host
+    context: RuntimeContext
     now: Callable[[], float] = time.time
 
     async def serve(self) -> None:
@@ -69,16 +69,16 @@ class Housekeeping:
             try:
                 removed = await self.tidy()
             except NoThread as error:
-                self.host.log.error("chore.failed", chore="old files", reason=str(error))
+                self.context.log.error("background.failed", chore="old files", reason=str(error))
                 removed = 0
             await trio.sleep(FIRST if removed == AT_ONCE else EVERY)
 
     async def tidy(self) -> int:
         """One round; how many directories went. Cancelled, what is removed is removed."""
-        if self.host.store.degraded:
+        if self.context.store.degraded:
             return 0
         listed = await in_thread(self._list)
-        journal = self.host.operations.log
+        journal = self.context.operations.journal
         over = [
             files
             for files in listed
@@ -94,42 +94,44 @@ class Housekeeping:
                 removed += await self._remove(files, unknown=unknown)
         return removed
 
-    def _list(self) -> list[Files]:
+    def _list(self) -> list[OperationFiles]:
         try:
-            found = list(self.host.operations.root.iterdir())
+            found = list(self.context.operations.root.iterdir())
         except FileNotFoundError:
             return []
         now = self.now()
         # What has another name was not made here, and is none of our business.
         return [
-            Files(each.name, now - each.lstat().st_mtime)
+            OperationFiles(each.name, now - each.lstat().st_mtime)
             for each in found
             if _ID.fullmatch(each.name) and each.is_dir() and not each.is_symlink()
         ]
 
-    async def _unknown(self, files: Files) -> bool:
-        past = await self.host.operations.log.past(1, files.operation)
+    async def _unknown(self, files: OperationFiles) -> bool:
+        past = await self.context.operations.journal.past_operations(1, files.operation)
         return not past.records and not past.damaged
 
-    async def _remove(self, files: Files, *, unknown: bool) -> bool:
-        directory = self.host.operations.root / files.operation
+    async def _remove(self, files: OperationFiles, *, unknown: bool) -> bool:
+        directory = self.context.operations.root / files.operation
         try:
             if not await in_thread(partial(_remove, directory)):
                 return False
         except OSError as error:
-            self.host.log.error("chore.failed", chore="old files", reason=str(error))
+            self.context.log.error("background.failed", chore="old files", reason=str(error))
             return False
         if unknown:
             reason = "the journal knows nothing of it, and nothing in it has changed for a week"
-            self.host.log.info("operation.unknown", operation=files.operation, reason=reason)
+            self.context.log.info(
+                "operation.files_removed", operation=files.operation, reason=reason
+            )
         return True
 
 
 def _remove(directory: Path) -> bool:
     """Remove *directory*, unless a program of it lives. For a thread. Raises OSError."""
     try:
-        survivor = survivors.find(directory)
-    except Damaged:
+        survivor = survivors.find_survivor(directory)
+    except RecordDamaged:
         survivor = None
     if survivor is not None:
         try:

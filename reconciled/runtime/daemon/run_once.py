@@ -14,7 +14,7 @@ ATTEMPTS = 3  # failures in a row after which a key counts as not done
 
 
 @attrs.define(eq=False)
-class Once:
+class OnceProgress:
     """Counts outcomes. finished() is called when no key is left to wait for."""
 
     finished: Callable[[], None]
@@ -34,13 +34,13 @@ class Once:
             if (held := controller.desired.guard.held) is not None:
                 self.failed |= dict.fromkeys(held.keys, f"removal is held: {held}")
         self._waiting = wanted - self._done - self.failed.keys()
-        self._look()
+        self._check_finished()
 
     def stalled(self, controller: str, reason: str) -> None:
         """*controller* cannot run: which keys it would have is not even known."""
         self.unread[f"controller {controller}"] = f"it stalls: {reason}"
 
-    def outcome(self, key: Key, result: Result, failures: int) -> None:
+    def record_outcome(self, key: Key, result: Result, failures: int) -> None:
         """One run of *key* has ended."""
         if result.outcome is Outcome.INTERRUPTED:
             return
@@ -53,7 +53,7 @@ class Once:
         self._done.add(key)
         if self._waiting is not None:
             self._waiting.discard(key)
-            self._look()
+            self._check_finished()
 
     @property
     def begun(self) -> bool:
@@ -65,6 +65,6 @@ class Once:
         """Keys that had no outcome before the stop."""
         return self._waiting or set()
 
-    def _look(self) -> None:
+    def _check_finished(self) -> None:
         if not self._waiting:
             self.finished()

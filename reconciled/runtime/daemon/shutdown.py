@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import attrs
 
 from reconciled.core.stages import Stage
-from reconciled.instant import STOPS
+from reconciled.instant import STOP_SIGNALS
 from reconciled.observe import stopreport
 from reconciled.observe.stopreport import StopReport
 from reconciled.observe.tasktree import frames_of
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.stop import Cut, Work
 from reconciled.stop.last_resort import Blocked
 
@@ -26,23 +26,23 @@ FRAMES = 6
 
 
 @attrs.define(eq=False)
-class Ending:
+class Shutdown:
     """Made with the daemon; each method that leaves does so once."""
 
-    host: Host
+    context: RuntimeContext
     crashed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.host.stop.on_cleanup_cut = self._tell_cleanup
+        self.context.stop.on_cleanup_cut = self._log_cleanup_cut
 
     # -- while the stop goes on ----------------------------------------------
 
-    def tell_begun(self, **by: str) -> None:
+    def log_stop_began(self, **by: str) -> None:
         """The first line of a stop: *by* what, what it waits for, and how long at most."""
-        stop = self.host.stop
+        stop = self.context.stop
         limits = stop.limits
         critical = [section.name for section in stop.all_sections()]
-        self.host.log.info(
+        self.context.log.info(
             "stop.began",
             **by,
             running=len(list(stop.all_works())),
@@ -52,18 +52,18 @@ class Ending:
             cleanup_s=limits.cleanup,
         )
 
-    def _tell_cleanup(self, cut: Cut) -> None:
-        self.host.log.warning("cleanup.cut", key=cut.key or cut.owner, reason=str(cut))
+    def _log_cleanup_cut(self, cut: Cut) -> None:
+        self.context.log.warning("cleanup.cut", key=cut.key or cut.owner, reason=str(cut))
 
     # -- the ends --------------------------------------------------------------
 
     def finish(self) -> int:
         """The tree has ended by itself."""
-        stop = self.host.stop
-        lost = self.host.operations.log.pending
+        stop = self.context.stop
+        lost = self.context.operations.journal.pending
         for record in lost:
             reason = "its outcome never became durable: the next start finds it interrupted"
-            self.host.log.error(
+            self.context.log.error(
                 "operation.lost", key=record.key, operation=record.id, reason=reason
             )
         code = CUT if stop.cut_count or lost else CLEAN
@@ -72,14 +72,14 @@ class Ending:
         self._report(code)
         return code
 
-    def leave_behind(self, works: Sequence[Work]) -> None:
+    def exit_leaving_work(self, works: Sequence[Work]) -> None:
         """Work is still there after its cancellation and cleanup: leave without it.
 
         Does not return. trio cannot abandon a task; one in a thread or a foreign shield would
         keep the process for as long as it likes.
         """
         for work in works:
-            self.host.log.error(
+            self.context.log.error(
                 "stop.left_behind",
                 key=work.key,
                 task=work.name,
@@ -87,20 +87,20 @@ class Ending:
                 reason="it ignores its cancellation",
             )
         self._report(CUT, kill=True)
-        self.host.logs.close()
+        self.context.logs.close()
         os._exit(CUT)
 
     def collapse(self, error: BaseException) -> int:
         """The loop itself has broken down, and nothing of the tree runs any more; the exit code."""
         cause = error.__cause__ or error
-        self.host.log.critical("daemon.crashed", reason=f"the loop broke down: {cause!r}")
-        self.host.log.debug("daemon.traceback", exc_info=error)
+        self.context.log.critical("daemon.crashed", reason=f"the loop broke down: {cause!r}")
+        self.context.log.debug("daemon.traceback", exc_info=error)
         self._report(CRASHED, kill=True)
         return CRASHED
 
-    def tell_blocked(self, blocked: Blocked) -> None:
+    def log_blocked(self, blocked: Blocked) -> None:
         """In the last resort's thread: the loop does not turn."""
-        self.host.logs.last_words(
+        self.context.logs.log_from_thread(
             "error",
             "loop.blocked",
             seconds=round(blocked.seconds, 1),
@@ -109,10 +109,10 @@ class Ending:
             reason="code in the event loop does not give way: let it await, or use a thread",
         )
 
-    def leave_hung(self, blocked: Blocked) -> None:
+    def exit_hung(self, blocked: Blocked) -> None:
         """In the last resort's thread: time is over. Does not return."""
-        logs = self.host.logs
-        logs.last_words(
+        logs = self.context.logs
+        logs.log_from_thread(
             "critical",
             "stop.hung",
             seconds=round(blocked.seconds, 1),
@@ -120,9 +120,9 @@ class Ending:
             where=list(blocked.where),
             reason="the event loop does not answer: the process is ended from outside it",
         )
-        for number, at in self.host.signals.received.copy():
-            if number in STOPS:
-                self.host.record.heard(number, at)
+        for number, at in self.context.signals.received.copy():
+            if number in STOP_SIGNALS:
+                self.context.stop_recorder.record_signal(number, at)
         self._report(HUNG, kill=True, stacks=blocked.where, hung=True)
         logs.close()
         os._exit(HUNG)
@@ -135,13 +135,13 @@ class Ending:
         stacks: Sequence[str] = (),
         hung: bool = False,
     ) -> None:
-        host = self.host
+        host = self.context
         # Looked at before they are killed: how fast they die must not decide who is reported.
-        left = host.children.left()
+        left = host.children.remaining()
         killed = frozenset(child.pid for child in host.children.end_all()) if kill else frozenset()
-        report = host.record.report(
+        report = host.stop_recorder.report(
             code,
-            operations=host.operations.log.open(),
+            operations=host.operations.journal.list_open(),
             left=left,
             killed=killed,
             stacks=stacks,
@@ -158,27 +158,31 @@ class Ending:
             "not_served": report.not_served,
             "report": str(host.state / stopreport.TEXT_NAME),
         }
-        if reason := "; ".join(filter(None, (stopreport.verdict(code), trouble))):
+        if reason := "; ".join(filter(None, (stopreport.describe_exit_code(code), trouble))):
             fields["reason"] = reason
         if code != CLEAN and report.operations:
             fields["look_at"] = "reconciled journal list   # what the next start recovers"
         level = "info" if code == CLEAN else "error"
         if hung:
-            host.logs.last_words(level, "stop.ended", **fields)
+            host.logs.log_from_thread(level, "stop.ended", **fields)
             return
-        self._tell_left(report)
+        self._log_left(report)
         getattr(host.log, level)("stop.ended", **fields)
 
-    def _tell_left(self, report: StopReport) -> None:
+    def _log_left(self, report: StopReport) -> None:
         """A line for each thing that did not end well, by which it can be looked up."""
-        log = self.host.log
+        log = self.context.log
         for each in report.children:
             owner = {"key": each.key} if each.key else {}
             log.warning(
-                "child.left", **owner, pid=each.pid, program=each.argv0, fate=each.fate.value
+                "program.still_running",
+                **owner,
+                pid=each.pid,
+                program=each.argv0,
+                fate=each.outcome.value,
             )
         ids = {each.key: each.id for each in report.operations}
-        for cut in self.host.stop.cuts:
+        for cut in self.context.stop.cuts:
             log.error(
                 "operation.cut",
                 key=cut.key or cut.owner,

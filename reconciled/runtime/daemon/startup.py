@@ -16,25 +16,25 @@ from pathlib import Path
 import trio
 
 from reconciled.config.load import load
-from reconciled.config.references import not_built
+from reconciled.config.references import not_built_lines
 from reconciled.control.addresses import ListenRefused
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
-from reconciled.instant import Signals
-from reconciled.journal.operation_log import DurableOperations, History
+from reconciled.instant import SignalHandlers
+from reconciled.journal.operation_log import HistoryLimits, OperationJournal
 from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.state_lock import Locked, StateLock, StateRefused
 from reconciled.observe.logs import Logs, configure
-from reconciled.programs.cgroup import group_of_main_process
-from reconciled.programs.orphans import become_reaper
-from reconciled.runtime.controllers.loading import Prepared, prepared_whole
-from reconciled.runtime.controllers.secrets import hide, with_secrets
+from reconciled.programs.cgroup import cgroup_of_main_process
+from reconciled.programs.orphans import become_subreaper
+from reconciled.runtime.controllers.loading import PreparedConfig, prepared_whole
+from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
 from reconciled.runtime.daemon.daemon import Daemon
-from reconciled.runtime.daemon.integrations import Outside
-from reconciled.runtime.daemon.run_once import Once
+from reconciled.runtime.daemon.integrations import Integrations
+from reconciled.runtime.daemon.run_once import OnceProgress
 from reconciled.runtime.daemon.strays import end_leftovers
-from reconciled.runtime.host.unit_check import UnitFit
+from reconciled.runtime.host.unit_check import UnitCheck
 
 DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 
@@ -42,8 +42,8 @@ DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 def run_daemon(  # noqa: PLR0913 - what the process was given
     path: Path,
     environ: Mapping[str, str],
-    signals: Signals,
-    outside: Outside,
+    signals: SignalHandlers,
+    integrations: Integrations,
     *,
     once: bool = False,
     strict: bool = False,
@@ -54,36 +54,43 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
     faulthandler.enable(file=2, all_threads=True)
     try:
         loaded = load(path, environ)
-        prepared = with_secrets(prepared_whole(loaded.config))
+        prepared = stall_without_secrets(prepared_whole(loaded.config))
     except Invalid as invalid:
-        return _tell_invalid(path, environ, invalid)
+        return _log_invalid(path, environ, invalid)
     log_config = loaded.config.log
     logs = configure(log_config.format, log_config.level, environment=environ)
-    logs.adopt()
+    logs.capture_stdlib()
     faulthandler.enable(file=logs.sink.fileno(), all_threads=True)
-    hide(logs.redactor)
+    redact_credentials(logs.redactor)
     try:
         for warning in loaded.warnings:
             logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
-        for line in not_built(loaded.config):
+        for line in not_built_lines(loaded.config):
             logs.log.warning("config.not_built", reason=line)
-        outside.unit = UnitFit(logs.log, environ, outside.notifier.watchdog_s)
-        if strict and not outside.unit.fits(loaded.config.stop):
+        integrations.unit = UnitCheck(logs.log, environ, integrations.notifier.watchdog_s)
+        if strict and not integrations.unit.fits(loaded.config.stop):
             reason = "--strict: the stop budget does not fit the unit"
             logs.log.error("daemon.refused", reason=reason)
             return INVALID
         return _locked(
-            path, environ, signals, outside, prepared=prepared, logs=logs, once=once, began=began
+            path,
+            environ,
+            signals,
+            integrations,
+            prepared=prepared,
+            logs=logs,
+            once=once,
+            began=began,
         )
     finally:
         signals.ignore_stops()
         logs.close()
 
 
-def _tell_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> int:
+def _log_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> int:
     """The log's settings may be what is wrong: these lines go out in the default format."""
     logs = configure(environment=environ)
-    hide(logs.redactor)
+    redact_credentials(logs.redactor)
     for problem in invalid.problems:
         logs.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
     logs.log.error("daemon.refused", config=str(path), problems=len(invalid.problems))
@@ -94,18 +101,18 @@ def _tell_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> i
 def _locked(  # noqa: PLR0913 - what the start has gathered
     path: Path,
     environ: Mapping[str, str],
-    signals: Signals,
-    outside: Outside,
+    signals: SignalHandlers,
+    integrations: Integrations,
     *,
-    prepared: Prepared,
+    prepared: PreparedConfig,
     logs: Logs,
     once: bool,
     began: float,
 ) -> int:
-    become_reaper()
+    become_subreaper()
     signals.install()  # again: a parent that ignored a signal has handed that down
     state = prepared.config.state
-    outside.tell_opening()
+    integrations.notify_opening()
     opened = _opened(state, logs)
     if isinstance(opened, int):
         return opened
@@ -123,17 +130,17 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
         stop_budget_s=prepared.config.stop.budget,
     )
     kept = prepared.config.journal.history
-    journal = DurableOperations.over(store, history=History(kept.operations, kept.age))
-    _tell_condition(logs, store, journal)
-    group = group_of_main_process(environ) if outside.notifier.present else None
+    journal = OperationJournal.load(store, history=HistoryLimits(kept.operations, kept.age))
+    _log_store_condition(logs, store, journal)
+    group = cgroup_of_main_process(environ) if integrations.notifier.present else None
     if group is not None:
-        end_leftovers(group, state / "operations", journal.open(), logs.log)
+        end_leftovers(group, state / "operations", journal.list_open(), logs.log)
     daemon = Daemon(
-        path, environ, prepared, logs, signals, outside, store, journal, once=once, began=began
+        path, environ, prepared, logs, signals, integrations, store, journal, once=once, began=began
     )
     code = _run(daemon)
     if once and code == DONE:
-        code = _once_code(logs, daemon.counted)
+        code = _once_code(logs, daemon.once_progress)
     lock.release()
     return code
 
@@ -155,7 +162,7 @@ def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
 
 def _run(daemon: Daemon) -> int:
     try:
-        daemon.outside.open(daemon.prepared.config, daemon.logs.log)
+        daemon.integrations.open(daemon.prepared.config, daemon.logs.log)
     except ListenRefused as error:
         daemon.logs.log.error("daemon.failed", reason=str(error))
         return FAILED
@@ -163,25 +170,27 @@ def _run(daemon: Daemon) -> int:
         return trio.run(daemon.run, strict_exception_groups=True)
     except trio.TrioInternalError as error:
         # A plugin's system task failed, say: trio has given up on the tree, and so do we.
-        return daemon.ending.collapse(error)
+        return daemon.shutdown.collapse(error)
     finally:
-        daemon.outside.close()
+        daemon.integrations.close()
 
 
-def _tell_condition(logs: Logs, store: Store, journal: DurableOperations) -> None:
+def _log_store_condition(logs: Logs, store: Store, journal: OperationJournal) -> None:
     """What the last end has left: a torn tail, damage, operations to settle."""
-    condition = store.condition
+    condition = store.integrity
     if condition.warning:
         logs.log.warning("journal.torn_tail", reason=condition.warning)
     if condition.damage:
-        logs.log.error("journal.damaged", reason=condition.damage, aside=str(condition.aside))
+        logs.log.error(
+            "journal.damaged", reason=condition.damage, aside=str(condition.set_aside_path)
+        )
     if store.degraded:
         logs.log.error(
             "journal.degraded",
-            reason=store.degraded_why,
+            reason=store.degraded_reason,
             settle='reconciled journal resolve --all --abandon --why "…"',
         )
-    for record in journal.open():
+    for record in journal.list_open():
         logs.log.warning(
             "operation.found_open",
             key=record.key,
@@ -192,14 +201,14 @@ def _tell_condition(logs: Logs, store: Store, journal: DurableOperations) -> Non
         )
 
 
-def _once_code(logs: Logs, counted: Once | None) -> int:
+def _once_code(logs: Logs, progress: OnceProgress | None) -> int:
     """Name each key that is not done."""
-    if counted is None or not counted.begun:
+    if progress is None or not progress.begun:
         logs.log.error("once.not_done", reason="it was stopped before every source was read")
         return NOT_DONE
-    reasons: dict[Key, str] = dict.fromkeys(counted.missing, "the stop came first")
-    for key, reason in sorted((reasons | counted.failed).items()):
+    reasons: dict[Key, str] = dict.fromkeys(progress.missing, "the stop came first")
+    for key, reason in sorted((reasons | progress.failed).items()):
         logs.log.error("once.not_done", key=key, reason=reason)
-    for source, reason in sorted(counted.unread.items()):
-        logs.log.error("once.unread", source=source, reason=reason)
-    return NOT_DONE if reasons or counted.failed or counted.unread else DONE
+    for source, reason in sorted(progress.unread.items()):
+        logs.log.error("once.source_incomplete", source=source, reason=reason)
+    return NOT_DONE if reasons or progress.failed or progress.unread else DONE

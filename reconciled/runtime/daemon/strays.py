@@ -17,7 +17,7 @@ from reconciled.journal.operation_record import OperationRecord
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs.cgroup import hidden_in, members_of
 from reconciled.programs.reaper import Reaper
-from reconciled.programs.survivors import TERM
+from reconciled.programs.survivors import TERM_GRACE
 
 
 def end_leftovers(
@@ -38,4 +38,4 @@ def end_leftovers(
         log.warning("program.left_over", reason=text)
 
     adopted = frozenset(record.id for record in found)
-    Reaper(0.0, TERM, tell, group, adopted=adopted).reap(operations)
+    Reaper(0.0, TERM_GRACE, tell, group, adopted=adopted).reap(operations)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import attrs
 
 from reconciled.control.addresses import Peer
-from reconciled.control.protocol import Answer
-from reconciled.control.server import Refused, Verb
+from reconciled.control.protocol import ControlReply
+from reconciled.control.server import RequestRefused, Verb
 from reconciled.core.stages import Stage
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.commands import STOPS_ALREADY, Commands
 
 DONE, INVALID = 0, 78
@@ -28,47 +28,49 @@ _WORDS = {
 class Verbs:
     """Answers for one daemon."""
 
-    host: Host
+    context: RuntimeContext
     commands: Commands
 
     def table(self) -> dict[str, Verb]:
         """Every verb that the daemon answers to."""
         return {"reload": Verb(self.reload), "stop": Verb(self.stop, {"now": bool})}
 
-    async def reload(self, _: Peer) -> Answer:
+    async def reload(self, _: Peer) -> ControlReply:
         """Reload, and tell how it ended. Waits for the start to be over. Raises Refused."""
-        await self.commands.listening.wait()
+        await self.commands.started.wait()
         asked = self.commands.reload()
         if asked is None:
-            raise Refused(STOPS_ALREADY)
-        outcome = await asked.ended()
+            raise RequestRefused(STOPS_ALREADY)
+        outcome = await asked.wait_finished()
         if outcome.reason:
-            raise Refused(outcome.reason)
+            raise RequestRefused(outcome.reason)
         if outcome.problems:
             problems = [str(each) for each in outcome.problems]
-            return Answer(INVALID, (*problems, "rejected: the configuration as it was runs on"))
-        return Answer(DONE, outcome.lines)
+            return ControlReply(
+                INVALID, (*problems, "rejected: the configuration as it was runs on")
+            )
+        return ControlReply(DONE, outcome.lines)
 
-    async def stop(self, peer: Peer, *, now: bool = False) -> Answer:
+    async def stop(self, peer: Peer, *, now: bool = False) -> ControlReply:
         """Begin a stop, or with *now* take it one stage on; answers when it has begun."""
-        await self.commands.listening.wait()
+        await self.commands.started.wait()
         if now:
             self.commands.escalate(f"stop --now by uid {peer.uid}")
         else:
             self.commands.stop(f"stop by uid {peer.uid}")
         # From here to the answer nothing may wait: a daemon without work is gone soon.
-        return Answer(DONE, (f"The daemon is {_WORDS[self.host.stop.stage]}.",))
+        return ControlReply(DONE, (f"The daemon is {_WORDS[self.context.stop.stage]}.",))
 
     def unready(self) -> list[str]:
         """Why no work is to be expected of it now; empty: it is ready.
 
         A stalled controller is no reason: the others work, and a restart would not help.
         """
-        if self.host.stopping:
-            return [f"stopping: {self.host.stop.reason or 'a signal has come'}"]
+        if self.context.stopping:
+            return [f"stopping: {self.context.stop.reason or 'a signal has come'}"]
         reasons = []
-        if not self.host.ready:
+        if not self.context.ready:
             reasons.append("starting: not every source has been read yet")
-        if self.host.paused:
-            reasons.append(f"paused: {self.host.paused}")
+        if self.context.pause_reason:
+            reasons.append(f"paused: {self.context.pause_reason}")
         return reasons

@@ -27,11 +27,11 @@ DIRECTORY = "removals"
 LONGEST = 16 * 1024 * 1024
 SHOWN = 20
 _NOT_OURS = "{} is not what reconciled writes: remove it"
-LOOK = 5.0  # seconds between looks for permits, where the kernel does not tell of them
+POLL_INTERVAL = 5.0  # seconds between looks for permits, where the kernel does not tell of them
 
 
 @attrs.frozen
-class Held:
+class PendingApproval:
     """What a person is asked to decide about."""
 
     controller: str
@@ -39,7 +39,7 @@ class Held:
     owned: int
 
 
-def read_held(state: Path, controller: str) -> Held | None:
+def read_pending(state: Path, controller: str) -> PendingApproval | None:
     """The removals of *controller* that wait, as the daemon wrote them; None: nothing waits.
 
     Raises OSError, and ValueError for what the daemon did not write.
@@ -51,22 +51,22 @@ def read_held(state: Path, controller: str) -> Held | None:
     owned = data.get("owned")
     if not isinstance(owned, int):
         raise ValueError(_NOT_OURS.format(file))  # noqa: TRY004 - it is the content that is wrong
-    return Held(controller, tuple(Key(key) for key in data["keys"]), owned)
+    return PendingApproval(controller, tuple(Key(key) for key in data["keys"]), owned)
 
 
-def write_permit(state: Path, held: Held) -> None:
+def write_approval(state: Path, held: PendingApproval) -> None:
     """Permit exactly what *held* shows; durable when this returns."""
     _write(state / DIRECTORY / f"{held.controller}.allow", {"keys": list(held.keys)})
 
 
 @attrs.define(eq=False)
-class Permits:
+class RemovalApprovals:
     """The daemon's side. allow(controller, keys) is called in the loop for each permit."""
 
     state: Path
     log: BoundLog
-    allow: Callable[[str, frozenset[Key]], None]
-    _told: dict[str, tuple[Key, ...]] = attrs.field(factory=dict, init=False)
+    on_approved: Callable[[str, frozenset[Key]], None]
+    _reported: dict[str, tuple[Key, ...]] = attrs.field(factory=dict, init=False)
 
     @property
     def directory(self) -> Path:
@@ -77,15 +77,15 @@ class Permits:
         """Make the directory; files of an earlier life stay until they are settled."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
 
-    def held(self, controller: str, held: HeldRemovals | None) -> None:
+    def report_held(self, controller: str, held: HeldRemovals | None) -> None:
         """Tell people that removals are held, or not any more; again only when it changed.
 
         None also settles what an earlier life held: not before it is known that nothing is.
         """
         keys = () if held is None else held.keys
-        if self._told.get(controller) == keys:
+        if self._reported.get(controller) == keys:
             return
-        self._told[controller] = keys
+        self._reported[controller] = keys
         file = self.directory / f"{controller}.held"
         if held is None:
             self._settled(controller, file)
@@ -111,7 +111,7 @@ class Permits:
             return
         except OSError as error:
             self.log.error("removals.unwritable", controller=controller, reason=str(error))
-        self.log.info("removals.settled", controller=controller)
+        self.log.info("removals.released", controller=controller)
 
     async def serve(self) -> None:
         """Take permits as they come; for a service nursery. Runs until cancelled."""
@@ -122,37 +122,37 @@ class Permits:
             except OSError as error:
                 # Other programs have used up the kernel's limit: slower, and nothing is lost.
                 reason = f"the kernel gives no notice of it: {error}"
-                self.log.warning("removals.unwatched", reason=reason, look_every_s=LOOK)
+                self.log.warning("removals.polling", reason=reason, look_every_s=POLL_INTERVAL)
                 while True:
-                    self.look()
-                    await trio.sleep(LOOK)
+                    self.poll()
+                    await trio.sleep(POLL_INTERVAL)
             while True:
-                self.look()
+                self.poll()
                 await trio.lowlevel.wait_readable(inotify.fd)
                 while inotify.sync_get() is not None:
                     pass
 
-    def look(self, controller: str = "*") -> None:
+    def poll(self, controller: str = "*") -> None:
         """Act on every permit that is there, or on that of *controller* alone."""
         for file in sorted(self.directory.glob(f"{controller}.allow")):
             try:
                 data = _read(file)
             except (OSError, ValueError) as error:
-                self.log.error("removals.bad_permit", file=str(file), reason=str(error))
+                self.log.error("removals.bad_approval", file=str(file), reason=str(error))
                 data = None
             # Used once: gone before it takes effect, so that a kill in between only asks again.
             try:
                 file.unlink(missing_ok=True)
             except OSError as error:
-                self.log.error("removals.bad_permit", file=str(file), reason=str(error))
+                self.log.error("removals.bad_approval", file=str(file), reason=str(error))
                 data = None
             if data is not None:
                 keys = frozenset(Key(key) for key in data["keys"])
-                self.log.info("removals.allowed", controller=file.stem, count=len(keys))
-                self.allow(file.stem, keys)
+                self.log.info("removals.approved", controller=file.stem, count=len(keys))
+                self.on_approved(file.stem, keys)
 
 
-def describe(held: Held) -> str:
+def describe(held: PendingApproval) -> str:
     """*held* for a person, bounded."""
     shown = [f"  {key}" for key in held.keys[:SHOWN]]
     if len(held.keys) > SHOWN:

@@ -23,18 +23,18 @@ from reconciled.core.queue.entry import Priority
 from reconciled.core.resources import controller_of, directory_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord, Resolution
-from reconciled.journal.resolutions import Decided
+from reconciled.journal.resolutions import ResolutionRequest
 from reconciled.journal.sqlite.store import StoreClosed, WriteFailed
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.operations.pinned import is_removal
-from reconciled.runtime.runs.completion import gone
+from reconciled.runtime.runs.completion import finish_removal
 from reconciled.threads import in_thread
 
 # Seconds between two looks where the kernel gives no notice, or something has to be tried again.
-LOOK = 5.0
+SCAN_INTERVAL = 5.0
 # A start waits so long for the first look: longer, and a full disk would keep it from starting.
-FIRST_LOOK = 5.0
+FIRST_SCAN_TIMEOUT = 5.0
 CLOSING = frozenset({Resolution.COMPLETE, Resolution.ABANDON})
 
 
@@ -42,18 +42,18 @@ CLOSING = frozenset({Resolution.COMPLETE, Resolution.ABANDON})
 class Resolutions:
     """Carries decisions out. controllers() gives those that run, by name."""
 
-    host: Host
+    context: RuntimeContext
     controllers: Callable[[], Mapping[str, Controller]]
-    looked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    scanned: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def prepare(self) -> None:
         """Make the directory; decisions of an earlier life are in it. Raises OSError."""
-        resolutions.make_directory(self.host.state)
+        resolutions.make_directory(self.context.state)
 
-    async def first_look(self) -> None:
+    async def wait_first_scan(self) -> None:
         """Wait until what was decided while the daemon was down is settled, at most FIRST_LOOK."""
-        with trio.move_on_after(FIRST_LOOK):
-            await self.looked.wait()
+        with trio.move_on_after(FIRST_SCAN_TIMEOUT):
+            await self.scanned.wait()
 
     async def serve(self) -> None:
         """Take decisions as they come; for a service nursery. Runs until cancelled.
@@ -64,38 +64,42 @@ class Resolutions:
             inotify = None
             try:
                 inotify = stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
-                directory = self.host.state / resolutions.DIRECTORY
+                directory = self.context.state / resolutions.DIRECTORY
                 inotify.add_watch(directory, asyncinotify.Mask.MOVED_TO)
             except OSError as error:
                 # Other programs have used up the kernel's limit: slower, and nothing is lost.
                 inotify = None
                 reason = f"the kernel gives no notice of it: {error}"
-                self.host.log.warning("resolution.unwatched", reason=reason, look_every_s=LOOK)
+                self.context.log.warning(
+                    "resolution.polling", reason=reason, look_every_s=SCAN_INTERVAL
+                )
             while True:
-                again = await self.look()
-                self.looked.set()
+                again = await self.scan()
+                self.scanned.set()
                 if inotify is None:
-                    await trio.sleep(LOOK)
+                    await trio.sleep(SCAN_INTERVAL)
                     continue
-                with trio.move_on_after(LOOK if again else math.inf):
+                with trio.move_on_after(SCAN_INTERVAL if again else math.inf):
                     await trio.lowlevel.wait_readable(inotify.fd)
                 while inotify.sync_get() is not None:
                     pass
 
-    async def look(self) -> bool:
+    async def scan(self) -> bool:
         """Act on every decision that is there; whether one of them has to be tried again."""
         again = False
         try:
-            files = resolutions.claim(self.host.state)
+            files = resolutions.take_all(self.context.state)
         except OSError as error:
-            self.host.log.error("resolution.waits", reason=str(error))
+            self.context.log.error("resolution.deferred", reason=str(error))
             return True
         for file in files:
             try:
                 await self._act(file)
-                resolutions.settled(file)
+                resolutions.remove_finished(file)
             except (OSError, WriteFailed, StoreClosed) as error:
-                self.host.log.error("resolution.waits", operation=file.stem, reason=str(error))
+                self.context.log.error(
+                    "resolution.deferred", operation=file.stem, reason=str(error)
+                )
                 again = True
         return again
 
@@ -105,66 +109,68 @@ class Resolutions:
         except ValueError as error:
             self._drop(file.stem, str(error))
             return
-        if decided.operation == resolutions.EVERYTHING:
-            if decided.what is Resolution.ABANDON:
+        if decided.operation == resolutions.ALL_OPERATIONS:
+            if decided.resolution is Resolution.ABANDON:
                 await self._everything(decided)
             else:
                 self._drop(decided.operation, "everything can only be abandoned", decided)
             return
-        record = self.host.operations.log.find(decided.operation)
+        record = self.context.operations.journal.find(decided.operation)
         if record is not None and record.hold is not None:
-            await self._settle(record, decided)
+            await self._record_resolution(record, decided)
             self._queue(record, decided)
         # Else a daemon was cut off before the file went: recovery goes by what it has noted.
-        elif record is None or record.word != decided.what.value:
+        elif record is None or record.pending_resolution != decided.resolution.value:
             self._drop(decided.operation, "it is not held any more", decided)
 
-    async def _everything(self, decided: Decided) -> None:
+    async def _everything(self, decided: ResolutionRequest) -> None:
         """After a damaged store: trust what is there now, and let every key have its turn."""
-        for record in self.host.operations.log.open():
+        for record in self.context.operations.journal.list_open():
             if record.hold is not None:
-                await self._settle(record, decided)
-        await self.host.store.end_degraded(decided.who, decided.why)
-        self.host.log.info("journal.resolved", who=decided.who, why=decided.why)
+                await self._record_resolution(record, decided)
+        await self.context.store.clear_degraded(decided.who, decided.why)
+        self.context.log.info("journal.resolved", who=decided.who, why=decided.why)
         now = trio.current_time()
         for controller in self.controllers().values():
             for key in {*controller.manifests, *controller.removing}:
                 controller.lane.add(key, now, "resolved", Priority.ASKED)
 
-    async def _settle(self, record: OperationRecord, decided: Decided) -> None:
+    async def _record_resolution(self, record: OperationRecord, decided: ResolutionRequest) -> None:
         """Have the journal say it; what follows from it is written before."""
-        if decided.what in CLOSING:
-            await self.host.operations.close_files(record.id)
-        if decided.what is Resolution.COMPLETE and not record.undoes:
-            await self._note_done(record)
-        await self.host.operations.log.resolve(record.id, decided.what, decided.who, decided.why)
-        self.host.log.info(
+        if decided.resolution in CLOSING:
+            await self.context.operations.close_attempts(record.id)
+        if decided.resolution is Resolution.COMPLETE and not record.undoes:
+            await self._record_done(record)
+        await self.context.operations.journal.resolve(
+            record.id, decided.resolution, decided.who, decided.why
+        )
+        self.context.log.info(
             "operation.resolved",
             key=record.key,
             operation=record.id,
             name=record.name,
-            decision=decided.what.value,
+            decision=decided.resolution.value,
             who=decided.who,
             why=decided.why,
         )
 
-    def _queue(self, record: OperationRecord, decided: Decided) -> None:
+    def _queue(self, record: OperationRecord, decided: ResolutionRequest) -> None:
         """What is declared has its turn, unless a removal is over by this."""
         controller = self.controllers().get(controller_of(record.key))
         if controller is None:
             return
         now = trio.current_time()
-        complete = decided.what is Resolution.COMPLETE
+        complete = decided.resolution is Resolution.COMPLETE
         if complete and is_removal(record) and not record.undoes:
-            gone(controller, record.key, now)
+            finish_removal(controller, record.key, now)
         else:
             controller.lane.add(record.key, now, "resolved", Priority.ASKED)
 
-    async def _note_done(self, record: OperationRecord) -> None:
+    async def _record_done(self, record: OperationRecord) -> None:
         """What it was to do is there, a person says: as if it had ended well."""
-        store, pinned = self.host.store, record.pinned
+        store, pinned = self.context.store, record.pinned
         if not is_removal(record):
-            await store.remember(
+            await store.record_applied(
                 record.key,
                 pinned["kind"],
                 pinned["spec"],
@@ -175,9 +181,9 @@ class Resolutions:
             return
         await store.forget(record.key)
         for place in ("output", "memory"):
-            directory = self.host.state / place / directory_of(record.key)
+            directory = self.context.state / place / directory_of(record.key)
             await in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
 
-    def _drop(self, operation: str, reason: str, decided: Decided | None = None) -> None:
-        told = {} if decided is None else {"decision": decided.what.value, "who": decided.who}
-        self.host.log.warning("resolution.dropped", operation=operation, reason=reason, **told)
+    def _drop(self, operation: str, reason: str, decided: ResolutionRequest | None = None) -> None:
+        told = {} if decided is None else {"decision": decided.resolution.value, "who": decided.who}
+        self.context.log.warning("resolution.rejected", operation=operation, reason=reason, **told)

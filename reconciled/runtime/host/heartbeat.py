@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 import attrs
 import trio
 
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
-from reconciled.runtime.daemon.reload import Outcome
+from reconciled.runtime.daemon.reload import ReloadOutcome
 from reconciled.runtime.host import status_line
-from reconciled.runtime.host.status_line import Standing
+from reconciled.runtime.host.status_line import StatusLine
 from reconciled.service.notify import Notifier, microseconds
 
 # Seconds between beats: the status is at most so old. A wake-up a second is 0.005 % of a core.
@@ -46,17 +46,17 @@ REJECTED = "the last reload failed, the configuration before it runs on"
 class Heartbeat:
     """The daemon's words to its manager. Made in the loop; serve() is its task."""
 
-    host: Host
+    context: RuntimeContext
     notifier: Notifier
     controllers: Callable[[], Mapping[str, Controller]]
     _began: float = attrs.field(factory=trio.current_time, init=False)
-    _owed: deque[dict[str, object]] = attrs.field(factory=deque, init=False)
+    _pending: deque[dict[str, object]] = attrs.field(factory=deque, init=False)
     _ready: bool = attrs.field(default=False, init=False)
     _stopping: bool = attrs.field(default=False, init=False)
     _reloading: bool = attrs.field(default=False, init=False)
     _note: str = attrs.field(default="", init=False)
     # The manager has taken READY=1.
-    _heard: bool = attrs.field(default=False, init=False)
+    _ready_delivered: bool = attrs.field(default=False, init=False)
     # What it took last of the rest, and when.
     _text: str = attrs.field(default="", init=False)
     _extended_at: float = attrs.field(default=-math.inf, init=False)
@@ -64,17 +64,17 @@ class Heartbeat:
     _watched_at: float = attrs.field(default=-math.inf, init=False)
 
     @property
-    def watched(self) -> bool:
+    def has_watchdog(self) -> bool:
         """Whether the manager ends a loop that hangs now; any thread may ask.
 
         It does so only between READY=1 and the begin of a stop.
         """
-        watches = self.notifier.watchdog_s is not None and self._heard
-        return watches and not self.host.stopping
+        watches = self.notifier.watchdog_s is not None and self._ready_delivered
+        return watches and not self.context.stopping
 
     async def serve(self) -> None:
         """Beat until cancelled, which is when all work has ended."""
-        began = self.host.stop.began
+        began = self.context.stop.began
         try:
             while True:
                 self.beat()
@@ -85,88 +85,88 @@ class Heartbeat:
         finally:
             # A stop with nothing to wait for is over before the beat that would tell of it.
             self.beat()
-            self.notifier.status(status_line.of_end(self.host).text)
+            self.notifier.set_status(status_line.of_end(self.context).text)
 
-    def ready(self) -> None:
+    def notify_ready(self) -> None:
         """The start is over."""
         self._ready = True
         self._begin_state()
-        self._owe(READY=1)
+        self._enqueue(READY=1)
 
-    def reload(self, outcome: Outcome | None) -> None:
+    def notify_reload(self, outcome: ReloadOutcome | None) -> None:
         """A reload begins, or has ended so: with READY=1 either way, unless a stop came first."""
         if outcome is not None:
             self._note = "" if outcome.done else REJECTED
-        if self.host.stopping:
+        if self.context.stopping:
             return  # STOPPING is final
         self._reloading = outcome is None
         if self._reloading:
             # Of the begin, also where it is sent later: the manager compares it with its own.
-            self._owe(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
+            self._enqueue(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
         else:
-            self._owe(READY=1)
+            self._enqueue(READY=1)
 
     def beat(self) -> None:
         """Tell what is due now; in the loop, never waiting."""
         now = trio.current_time()
-        if not self._stopping and self.host.stop.began.is_set():
+        if not self._stopping and self.context.stop.began.is_set():
             self._stopping = True
             self._begin_state()
-            self._owed.append({"STOPPING": 1})
-        stands = self._stands(now)
+            self._pending.append({"STOPPING": 1})
+        stands = self._current_status(now)
         due = self._due(stands, now)
-        while due or self._owed:
-            owed = self._owed[0] if self._owed else {}
-            if not self.notifier.tell(**owed, **due):
+        while due or self._pending:
+            owed = self._pending[0] if self._pending else {}
+            if not self.notifier.notify(**owed, **due):
                 return
-            self._note_told(due, stands, now)
+            self._record_sent(due, stands, now)
             due = {}
             if owed:
-                self._owed.popleft()
-                self._heard = self._heard or "READY" in owed
+                self._pending.popleft()
+                self._ready_delivered = self._ready_delivered or "READY" in owed
 
     def _begin_state(self) -> None:
         """An extension holds for the state that it was asked in."""
         self._extended_at = -math.inf
 
-    def _owe(self, **fields: object) -> None:
-        self._owed.append(fields)
+    def _enqueue(self, **fields: object) -> None:
+        self._pending.append(fields)
         self.beat()
 
     def _pause(self) -> float:
         watchdog = self.notifier.watchdog_s
-        beat = BEAT_OF_STOP if self._stopping or self._owed else BEAT
+        beat = BEAT_OF_STOP if self._stopping or self._pending else BEAT
         return beat if watchdog is None else min(beat, watchdog * SHARE)
 
-    def _stands(self, now: float) -> Standing:
+    def _current_status(self, now: float) -> StatusLine:
         if self._stopping:
-            return status_line.of_stop(self.host.stop, now)
+            return status_line.of_stop(self.context.stop, now)
         if not self._ready:
             return status_line.of_start(self.controllers(), self._began, now)
         if self._reloading:
-            return Standing("reloading")
-        return status_line.of_running(self.host, self.controllers(), self._note)
+            return StatusLine("reloading")
+        return status_line.of_running(self.context, self.controllers(), self._note)
 
-    def _due(self, stands: Standing, now: float) -> dict[str, object]:
+    def _due(self, status: StatusLine, now: float) -> dict[str, object]:
         due: dict[str, object] = {}
-        if stands.text != self._text:
-            due["STATUS"] = stands.text
-        if stands.left > 0 and now - self._extended_at >= self._extension * SHARE:
-            due["EXTEND_TIMEOUT_USEC"] = microseconds(_extension(stands))
+        if status.text != self._text:
+            due["STATUS"] = status.text
+        if status.remaining > 0 and now - self._extended_at >= self._extension * SHARE:
+            due["EXTEND_TIMEOUT_USEC"] = microseconds(_extension(status))
         watchdog = self.notifier.watchdog_s
         # Not with the next beat only, when it would be late.
         if watchdog is not None and now + self._pause() > self._watched_at + watchdog * SHARE:
             due["WATCHDOG"] = 1
         return due
 
-    def _note_told(self, told: dict[str, object], stands: Standing, now: float) -> None:
-        if "STATUS" in told:
-            self._text = stands.text
-        if "EXTEND_TIMEOUT_USEC" in told:
-            self._extended_at, self._extension = now, _extension(stands)
-        if "WATCHDOG" in told:
+    def _record_sent(self, sent: dict[str, object], status: StatusLine, now: float) -> None:
+        if "STATUS" in sent:
+            self._text = status.text
+        if "EXTEND_TIMEOUT_USEC" in sent:
+            self._extended_at, self._extension = now, _extension(status)
+        if "WATCHDOG" in sent:
             self._watched_at = now
 
 
-def _extension(stands: Standing) -> float:
-    return min(stands.left + AFTERWARDS, LONGEST_EXTENSION)
+def _extension(status: StatusLine) -> float:
+    return min(status.remaining + AFTERWARDS, LONGEST_EXTENSION)

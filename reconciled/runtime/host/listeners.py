@@ -22,12 +22,12 @@ import attrs
 import trio
 
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.addresses import ListenRefused, leads_to, open_control, open_http
+from reconciled.control.addresses import ListenRefused, is_served_by, open_control, open_http
 from reconciled.control.connections import Connections
 from reconciled.control.server import ControlServer, Verb
 from reconciled.observe.bound_log import BoundLog
 from reconciled.service.notify import Notifier
-from reconciled.service.sockets import Inherited
+from reconciled.service.sockets import InheritedSockets
 from reconciled.threads import in_thread
 
 ACTIVATED = "control"
@@ -74,8 +74,8 @@ class Listeners:
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
     @classmethod
-    def opened(
-        cls, config: Config, inherited: Inherited, notifier: Notifier, log: BoundLog
+    def open(
+        cls, config: Config, inherited: InheritedSockets, notifier: Notifier, log: BoundLog
     ) -> Listeners:
         """Open what *config* says, with what was kept where it still fits.
 
@@ -88,8 +88,8 @@ class Listeners:
             log.warning("listener.unknown", names=names)
         for name in {KEPT_CONTROL, KEPT_HTTP, *names}:
             # What fits is stored anew: so what does not is not kept for ever.
-            notifier.remove(name)
-        own = not any(leads_to(config.control, each) for each in control)
+            notifier.remove_fd(name)
+        own = not any(is_served_by(config.control, each) for each in control)
         if own:
             control.insert(0, open_control(config.control, kept))
         else:
@@ -107,11 +107,13 @@ class Listeners:
 
     def _keep(self, was_kept: set[int]) -> None:
         if self._own:
-            self._kept = self.notifier.store(KEPT_CONTROL, self._control[0].fileno())
+            self._kept = self.notifier.store_fd(KEPT_CONTROL, self._control[0].fileno())
         for each in self._http:
-            self.notifier.store(KEPT_HTTP, each.fileno())
+            self.notifier.store_fd(KEPT_HTTP, each.fileno())
         for each in (*self._control, *self._http):
-            self.log.info("listener.opened", at=_place(each), kept=each.fileno() in was_kept)
+            self.log.info(
+                "listener.opened", at=_format_address(each), kept=each.fileno() in was_kept
+            )
 
     async def serve(self, verbs: Mapping[str, Verb], unready: Callable[[], list[str]]) -> None:
         """Serve them until cancelled."""
@@ -120,7 +122,7 @@ class Listeners:
         async with trio.open_nursery() as self._nursery:
             for each in self._control:
                 listener = _listener(each)
-                name = f"accept at {_place(each)}"
+                name = f"accept at {_format_address(each)}"
                 accept = server.connections.accept
                 self._nursery.start_soon(accept, listener, self._nursery, name=name)
             self._serve_http()
@@ -154,11 +156,11 @@ class Listeners:
         """Serve *opened* in place of the http listeners so far."""
         self._scope.cancel(reason="a reload has other listeners")
         self._scope = trio.CancelScope()
-        self.notifier.remove(KEPT_HTTP)
+        self.notifier.remove_fd(KEPT_HTTP)
         self.section, self._http = config, opened
         for each in opened:
-            self.notifier.store(KEPT_HTTP, each.fileno())
-            self.log.info("listener.opened", at=_place(each), kept=False)
+            self.notifier.store_fd(KEPT_HTTP, each.fileno())
+            self.log.info("listener.opened", at=_format_address(each), kept=False)
         self._serve_http()
 
     def _serve_http(self) -> None:
@@ -168,7 +170,7 @@ class Listeners:
             from reconciled.control.health import Health
 
             self._health = Health(self.log, self._unready).connections
-        sockets, name = list(self._http), f"accept at {_place(self._http[0])}"
+        sockets, name = list(self._http), f"accept at {_format_address(self._http[0])}"
         self._nursery.start_soon(self._accept, sockets, self._health, self._scope, name=name)
 
     async def _accept(
@@ -188,7 +190,7 @@ class Listeners:
         # What is at the path may be another's by now, and to remove it may be refused: a file that
         # nobody serves is in nobody's way.
         with contextlib.suppress(OSError):
-            if self._own and not self._kept and leads_to(self.path, self._control[0]):
+            if self._own and not self._kept and is_served_by(self.path, self._control[0]):
                 self.path.unlink()
         for each in (*self._control, *self._http):
             each.close()
@@ -225,7 +227,7 @@ def _listener(opened: socket.socket) -> trio.SocketListener:
     return trio.SocketListener(trio.socket.from_stdlib_socket(opened))
 
 
-def _place(opened: socket.socket) -> str:
+def _format_address(opened: socket.socket) -> str:
     """The address as people write it."""
     name = opened.getsockname()
     if isinstance(name, tuple):

@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from reconciled.core.queue.backoff import Backoff
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.runs.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
@@ -35,20 +35,20 @@ PAUSED = "the machine is about to shut down"
 MARGIN = 1.0
 # How often, during the few seconds of the wait, is looked whether anything still runs. Rejected:
 # a hook in the end of each run, which all of a daemon's life would pay for.
-LOOK = 0.05
+POLL_INTERVAL = 0.05
 # A pause whose end nobody can tell is lifted: other services get 90 s to stop by default.
-UNHEARD = 120.0
+PAUSE_TIMEOUT = 120.0
 # While it is not known whether the shutdown still comes, it is asked for as often as this.
 ASKING = 5.0
 NAMED = 5  # so many runs are named in one line
-AGAIN = Backoff(1.0, 300.0)
+RECONNECT_BACKOFF = Backoff(1.0, 300.0)
 
 
 @attrs.define(eq=False)
-class PowerOff:
+class ShutdownDelay:
     """Holds the lock, and makes way. Serve it in a nursery that outlives all work."""
 
-    host: Host
+    context: RuntimeContext
     dispatcher: Dispatcher
     _ready: trio.Event = attrs.field(factory=trio.Event, init=False)
     # Only failures since the lock was last there count.
@@ -69,9 +69,9 @@ class PowerOff:
             try:
                 await self._attend()
             except Exception as error:  # noqa: BLE001 - the daemon does not depend on it
-                self._tell_missing(error)
+                self._log_lock_missing(error)
             self._failures += 1
-            await self._rest()
+            await self._back_off()
 
     async def _attend(self) -> None:
         """One connection: ask, act, and wait until there is something to ask again."""
@@ -81,63 +81,63 @@ class PowerOff:
         logind = await Logind.connect()
         try:
             while True:
-                if await logind.preparing():
+                if await logind.is_preparing_for_shutdown():
                     self._announce(await logind.delay_max())
-                    await self._make_way(logind)
+                    await self._wait_drained(logind)
                 else:
                     self._call_off("the shutdown was called off")
                     await self._hold(logind)
-                    await logind.changed()
+                    await logind.wait_changed()
         finally:
             self._let_go()
             logind.close()
 
     async def _hold(self, logind: Logind) -> None:
         if self._lock is None:
-            self._lock = await logind.lock(WHO, WHY)
+            self._lock = await logind.inhibit(WHO, WHY)
             self._failures = 0
             delay = await logind.delay_max()
-            self.host.log.info("shutdown.lock_held", delay_max_s=delay)
+            self.context.log.info("shutdown.lock_held", delay_max_s=delay)
 
     # -- a shutdown -------------------------------------------------------------------------
 
     def _announce(self, delay_max: float) -> None:
         """Pause; known again and again while it is being prepared, told once."""
-        if self.host.paused:
+        if self.context.pause_reason:
             return
-        wait = patience(self.host.stop.limits.drain, delay_max)
+        wait = drain_wait(self.context.stop.limits.drain, delay_max)
         self._late = trio.current_time() + wait
         self.dispatcher.pause(PAUSED)
-        self.host.log.info(
+        self.context.log.info(
             "shutdown.announced",
             running=len(self._running()),
             # The lock was not there, or has gone: nothing waits for what runs.
             wait_s=wait if self._lock else 0.0,
         )
 
-    async def _make_way(self, logind: Logind) -> None:
+    async def _wait_drained(self, logind: Logind) -> None:
         """Let go of the lock once nothing runs, or in time; back when something has changed."""
         try:
             while self._lock is not None:
                 now = trio.current_time()
                 if not self._busy():
                     self._let_go()
-                    self.host.log.info("shutdown.drained")
+                    self.context.log.info("shutdown.drained")
                 elif now >= self._late:
                     self._let_go()
-                    self._tell_late()
+                    self._log_overrun()
                 else:
-                    with trio.move_on_at(min(now + LOOK, self._late)):
-                        await logind.changed()
+                    with trio.move_on_at(min(now + POLL_INTERVAL, self._late)):
+                        await logind.wait_changed()
                         return
-            await logind.changed()
+            await logind.wait_changed()
         finally:
             self._confirmed = trio.current_time()
 
     def _call_off(self, reason: str) -> None:
-        if self.host.paused:
+        if self.context.pause_reason:
             self.dispatcher.resume()
-            self.host.log.info("shutdown.called_off", reason=reason)
+            self.context.log.info("shutdown.called_off", reason=reason)
 
     def _let_go(self) -> None:
         if self._lock is not None:
@@ -148,14 +148,14 @@ class PowerOff:
 
     def _busy(self) -> bool:
         # A job that was handed out has no work yet, and an adopted program no job.
-        return self.host.queue.running > 0 or bool(self._running())
+        return self.context.queue.running > 0 or bool(self._running())
 
     def _running(self) -> list[str]:
-        return sorted(work.name for work in self.host.stop.all_works())
+        return sorted(work.name for work in self.context.stop.all_works())
 
-    def _tell_late(self) -> None:
+    def _log_overrun(self) -> None:
         running = self._running()
-        self.host.log.warning(
+        self.context.log.warning(
             "shutdown.overran",
             running=running[:NAMED],
             count=len(running),
@@ -164,9 +164,9 @@ class PowerOff:
 
     # -- without a connection ----------------------------------------------------------------
 
-    def _tell_missing(self, error: Exception) -> None:
-        host, log = self.host, self.host.log
-        if self._failures or host.paused or host.stopping:
+    def _log_lock_missing(self, error: Exception) -> None:
+        host, log = self.context, self.context.log
+        if self._failures or host.pause_reason or host.stopping:
             level = "debug"  # told already, or to be expected
         elif isinstance(error, FileNotFoundError):
             level = "info"  # no bus at all, as in a container
@@ -174,16 +174,16 @@ class PowerOff:
             level = "warning"
         getattr(log, level)("shutdown.lock_missing", reason=str(error) or repr(error))
 
-    async def _rest(self) -> None:
+    async def _back_off(self) -> None:
         """Pause before the next attempt; a pause of the dispatcher is not forgotten over it."""
-        rest = AGAIN.delay(self._failures, random.Random())  # noqa: S311 - spreads load
-        if self.host.paused:
+        rest = RECONNECT_BACKOFF.delay(self._failures, random.Random())  # noqa: S311 - spreads load
+        if self.context.pause_reason:
             rest = min(rest, ASKING)
-            if trio.current_time() - self._confirmed >= UNHEARD:
+            if trio.current_time() - self._confirmed >= PAUSE_TIMEOUT:
                 self._call_off("nobody can say whether it still comes")
         await trio.sleep(rest)
 
 
-def patience(drain: float, delay_max: float) -> float:
+def drain_wait(drain: float, delay_max: float) -> float:
     """For how long runs are waited for, in seconds, before the lock is let go."""
     return min(drain, max(delay_max - MARGIN, delay_max / 2))

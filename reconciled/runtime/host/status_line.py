@@ -15,44 +15,46 @@ import attrs
 from reconciled.core.durations import format_duration
 from reconciled.core.stages import Stage
 from reconciled.observe.stopreport import TEXT_NAME
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.stop import Section, Stop, Work
 
 # Sources get so long to say something before the daemon calls itself ready without them.
-SURVEY = 10.0
+SYNC_TIMEOUT = 10.0
 
 
 @attrs.frozen
-class Standing:
+class StatusLine:
     """text: the line. left: seconds that it may take at most; 0 where nothing is waited for."""
 
     text: str
-    left: float = 0.0
+    remaining: float = 0.0
 
 
-def of_start(controllers: Mapping[str, Controller], since: float, now: float) -> Standing:
+def of_start(controllers: Mapping[str, Controller], since: float, now: float) -> StatusLine:
     """Before the daemon is ready; *since* is when its loop began to turn."""
     silent = sum(
         watcher.declares
         for controller in controllers.values()
-        if not controller.surveyed.is_set()
+        if not controller.synced.is_set()
         for watcher in controller.watchers
     )
     text = f"starting: reading {_count(silent, 'source')}" if silent else "starting"
-    return Standing(text, max(0.0, since + SURVEY - now))
+    return StatusLine(text, max(0.0, since + SYNC_TIMEOUT - now))
 
 
-def of_running(host: Host, controllers: Mapping[str, Controller], note: str) -> Standing:
+def of_running(
+    context: RuntimeContext, controllers: Mapping[str, Controller], note: str
+) -> StatusLine:
     """Between the start and a stop; *note* is what a person should know besides."""
     keys = sum(len(controller.manifests) for controller in controllers.values())
-    held = sum(record.hold is not None for record in host.operations.log.open())
-    state = f"paused: {host.paused}" if host.paused else "ready"
-    text = f"{state}: {_count(keys, 'key')}, {host.queue.running} running, {held} held"
-    return Standing(f"{text}; {note}" if note else text)
+    held = sum(record.hold is not None for record in context.operations.journal.list_open())
+    state = f"paused: {context.pause_reason}" if context.pause_reason else "ready"
+    text = f"{state}: {_count(keys, 'key')}, {context.queue.running} running, {held} held"
+    return StatusLine(f"{text}; {note}" if note else text)
 
 
-def of_stop(stop: Stop, now: float) -> Standing:
+def of_stop(stop: Stop, now: float) -> StatusLine:
     """From the instant of a stop on."""
     works = list(stop.all_works())
     ordinary = sorted((work for work in works if not work.sections), key=lambda work: work.name)
@@ -67,16 +69,18 @@ def of_stop(stop: Stop, now: float) -> Standing:
         waits.append(f"critical: {names}, {_left(last.deadline - now)}")
         ends = max(ends, last.deadline + stop.limits.cleanup)
     stage = "draining" if stop.stage is Stage.DRAINING else "stopping"
-    return Standing(f"{stage}: {'; '.join(waits) or 'nothing runs any more'}", max(0.0, ends - now))
+    return StatusLine(
+        f"{stage}: {'; '.join(waits) or 'nothing runs any more'}", max(0.0, ends - now)
+    )
 
 
-def of_end(host: Host) -> Standing:
+def of_end(context: RuntimeContext) -> StatusLine:
     """When all work has ended: the last word, which a unit that has failed goes on to show."""
-    cut = host.stop.cut_count
+    cut = context.stop.cut_count
     if not cut:
-        return Standing("stopped")
-    return Standing(
-        f"stopped: {_count(cut, 'critical operation')} cut, see {host.state / TEXT_NAME}"
+        return StatusLine("stopped")
+    return StatusLine(
+        f"stopped: {_count(cut, 'critical operation')} cut, see {context.state / TEXT_NAME}"
     )
 
 

@@ -16,12 +16,12 @@ import trio
 
 from reconciled.core.stages import StopLimits
 from reconciled.observe.bound_log import BoundLog
-from reconciled.service.findings import Finding, Grade
+from reconciled.service.findings import Finding, Severity
 from reconciled.threads import NoThread, in_thread
 
 
 @attrs.frozen
-class Compared:
+class UnitComparison:
     """What came out of it; unknown says why the unit's limits are not known, if they are not."""
 
     unit: str = ""
@@ -30,13 +30,13 @@ class Compared:
 
 
 @attrs.define(eq=False)
-class UnitFit:
+class UnitCheck:
     """What the daemon says of its unit. environ tells where the buses are."""
 
     log: BoundLog
     environ: Mapping[str, str]
     watchdog: float | None  # as the manager has told it to this process, in seconds
-    _told: set[Finding] = attrs.field(factory=set, init=False)
+    _logged: set[Finding] = attrs.field(factory=set, init=False)
     _compared: StopLimits | None = attrs.field(default=None, init=False)
     _due: trio.Event = attrs.field(factory=trio.Event, init=False)
     # Its own, since the others' threads are for work; one, for one question at a time.
@@ -49,13 +49,13 @@ class UnitFit:
 
         Blocks for 2 s at most: for a start that is to be refused.
         """
-        compared = look(self.environ, self.watchdog, limits)
+        compared = compare_unit(self.environ, self.watchdog, limits)
         if compared.unknown:
             # Somebody asked for it: that nothing is refused must not pass for "it fits".
-            self.log.warning("unit.unread", reason=compared.unknown)
+            self.log.warning("unit.unavailable", reason=compared.unknown)
         self._compared = limits
-        self._tell(compared)
-        return all(finding.grade is not Grade.FAULT for finding in compared.findings)
+        self._log_findings(compared)
+        return all(finding.severity is not Severity.FAULT for finding in compared.findings)
 
     def ask(self) -> None:
         """Have the limits of a stop compared soon, if they are others than last time."""
@@ -70,43 +70,47 @@ class UnitFit:
             if limits == self._compared:
                 continue
             self._compared = limits
-            looks = partial(look, self.environ, self.watchdog, limits)
+            looks = partial(compare_unit, self.environ, self.watchdog, limits)
             try:
                 compared = await in_thread(looks, limiter=self._limiter, abandon_on_cancel=True)
             except NoThread as error:
-                compared = Compared(unknown=str(error))
+                compared = UnitComparison(unknown=str(error))
             if compared.unknown:
-                self.log.debug("unit.unread", reason=compared.unknown)
-            self._tell(compared)
+                self.log.debug("unit.unavailable", reason=compared.unknown)
+            self._log_findings(compared)
 
-    def _tell(self, compared: Compared) -> None:
-        if not compared.unknown and all(each.grade is Grade.NOTE for each in compared.findings):
-            self.log.info("unit.fits", unit=compared.unit)
+    def _log_findings(self, compared: UnitComparison) -> None:
+        if not compared.unknown and all(
+            each.severity is Severity.NOTE for each in compared.findings
+        ):
+            self.log.info("unit.ok", unit=compared.unit)
         for finding in compared.findings:
-            if finding in self._told:
+            if finding in self._logged:
                 continue
-            self._told.add(finding)
-            fields = {"directive": finding.directive, "reason": finding.what}
+            self._logged.add(finding)
+            fields = {"directive": finding.directive, "reason": finding.message}
             if remedy := finding.remedy:
-                told = {"write": remedy.path, "content": remedy.text, "then": remedy.then}
+                told = {"write": remedy.path, "content": remedy.text, "then": remedy.command}
                 fields |= {name: text for name, text in told.items() if text}
-            if finding.grade is Grade.FAULT:
-                self.log.error("unit.misfit", **fields)
-            elif finding.grade is Grade.ADVICE:
+            if finding.severity is Severity.FAULT:
+                self.log.error("unit.timeout_too_short", **fields)
+            elif finding.severity is Severity.ADVICE:
                 self.log.warning("unit.advice", **fields)
             else:
                 self.log.info("unit.note", **fields)
 
 
-def look(environ: Mapping[str, str], watchdog: float | None, limits: StopLimits) -> Compared:
+def compare_unit(
+    environ: Mapping[str, str], watchdog: float | None, limits: StopLimits
+) -> UnitComparison:
     """Compare *limits* with this process's own unit. Blocks for 2 s at most; never raises."""
     # Late: a start must not wait for what only this needs.
     from reconciled.service.comparison import compare
     from reconciled.service.manager import read_own_unit
-    from reconciled.service.unit_facts import Unread
+    from reconciled.service.unit_facts import UnitUnavailable
 
     facts = read_own_unit(environ, watchdog)
-    if isinstance(facts, Unread):
-        return Compared(unknown=facts.reason)
+    if isinstance(facts, UnitUnavailable):
+        return UnitComparison(unknown=facts.reason)
     unknown = "" if facts.timeout_stop is not None else f"the limits of {facts.name} are not told"
-    return Compared(facts.name, compare(facts, limits), unknown)
+    return UnitComparison(facts.name, compare(facts, limits), unknown)

@@ -21,8 +21,8 @@ import trio
 from reconciled.api import ProgramEnd, StepKind
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import DurableOperations
-from reconciled.journal.operation_record import Ending, OperationRecord, Owned, StepState
+from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_record import AppliedSpec, Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import ProgramFailed, attempts
 from reconciled.stop import Overrun, Section, Work
@@ -35,7 +35,7 @@ class OpenOperation:
 
     _begun: OperationRecord
     _work: Work
-    _log: DurableOperations
+    _journal: OperationJournal
     _root: Path
     _undoable: bool = False
 
@@ -45,7 +45,7 @@ class OpenOperation:
     @property
     def record(self) -> OperationRecord:
         """As it stands now."""
-        return self._log.find(self._begun.id) or self._begun
+        return self._journal.find(self._begun.id) or self._begun
 
     @property
     def id(self) -> str:
@@ -96,7 +96,7 @@ class OpenOperation:
                 f" ({format_duration(limit)}), so that a stop could cut it:"
                 " lower the budget, or raise stop.critical"
             )
-        self._log.mark_critical(self.id)
+        self._journal.mark_critical(self.id)
         return self._work.critical(self.name, budget=seconds)
 
     async def step(
@@ -110,9 +110,9 @@ class OpenOperation:
         noted = self.record.step(name)
         if noted is not None and noted.state is StepState.DONE:
             return noted.data
-        await self._log.started(self.id, name, kind.value, undoable=self._undoable)
+        await self._journal.record_step_started(self.id, name, kind.value, undoable=self._undoable)
         data = await function()
-        return await self._log.done(self.id, name, kind.value, data)
+        return await self._journal.record_step_done(self.id, name, kind.value, data)
 
 
 @attrs.define(eq=False)
@@ -129,17 +129,17 @@ class InterruptedOperation(OpenOperation):
 class Operations:
     """All operations of the daemon: where they are noted, and where their files go."""
 
-    log: DurableOperations
+    journal: OperationJournal
     root: Path  # STATE/operations
 
     @asynccontextmanager
-    async def opened(  # noqa: PLR0913, PLR0917 - one argument a fact
+    async def open_operation(  # noqa: PLR0913, PLR0917 - one argument a fact
         self,
         work: Work,
         name: str,
         pinned: Any,
-        owned: Owned | None,
-        told: BoundLog,
+        owned: AppliedSpec | None,
+        log: BoundLog,
         resumed: OperationRecord | None = None,
         *,
         undoable: bool = False,
@@ -153,14 +153,14 @@ class Operations:
         await work.admit(name)
         record = resumed
         if record is None:
-            record = await self.log.begin(Key(work.key), name, pinned, owned=owned)
-            told.debug("operation.begun", operation=record.id, name=name)
-        operation = OpenOperation(record, work, self.log, self.root, undoable)
+            record = await self.journal.begin(Key(work.key), name, pinned, applied_spec=owned)
+            log.debug("operation.begun", operation=record.id, name=name)
+        operation = OpenOperation(record, work, self.journal, self.root, undoable)
         try:
             yield operation
         except BaseException as error:
             async with work.cleanup(f"outcome of {name}"):  # noqa: ASYNC102 - it is a shield
-                await self._leave(operation, error, work, told)  # noqa: ASYNC102 - inside it
+                await self._leave(operation, error, work, log)  # noqa: ASYNC102 - inside it
             raise
         async with work.cleanup(f"outcome of {name}"):
             await self._close(operation, Ending.DONE)
@@ -169,34 +169,34 @@ class Operations:
         self, record: OperationRecord, work: Work, ended: ProgramEnd | None
     ) -> InterruptedOperation:
         """*record* as observe() finds it, in a run of *work*."""
-        return InterruptedOperation(record, work, self.log, self.root, ended=ended)
+        return InterruptedOperation(record, work, self.journal, self.root, ended=ended)
 
-    async def close_files(self, operation: str) -> None:
+    async def close_attempts(self, operation: str) -> None:
         """No program of it may note a step any more."""
         directory = self.root / operation
         if directory.exists():
-            await in_thread(partial(attempts.close, directory))
+            await in_thread(partial(attempts.close_attempts, directory))
 
     async def _close(self, operation: OpenOperation, ending: Ending) -> None:
-        await self.log.end(operation.id, ending)
-        await self.close_files(operation.id)
+        await self.journal.end(operation.id, ending)
+        await self.close_attempts(operation.id)
 
     async def _leave(
-        self, operation: OpenOperation, error: BaseException, work: Work, told: BoundLog
+        self, operation: OpenOperation, error: BaseException, work: Work, log: BoundLog
     ) -> None:
         """An interrupted one stays open, and so does one whose effects have begun."""
         record = operation.record
         interrupted = is_interruption(error)
-        begun = record.last_step or record.once_began or record.undoes
+        begun = record.last_step or record.started_once_step or record.undoes
         if not interrupted and not begun:
             await self._close(operation, Ending.FAILED)
             return
         if interrupted:
-            await self.log.keep(record.id)
+            await self.journal.flush(record.id)
         else:
-            await self.log.by_itself(record.id)
-            await self.log.keep(record.id)
-        told.warning(
+            await self.journal.record_own_outcome(record.id)
+            await self.journal.flush(record.id)
+        log.warning(
             "operation.interrupted" if interrupted else "operation.left_open",
             operation=record.id,
             name=record.name,

@@ -25,7 +25,7 @@ def pin(manifest: Manifest, *, removal: bool) -> dict[str, Any]:
     }
 
 
-def unpin(record: OperationRecord) -> Manifest:
+def pinned_manifest(record: OperationRecord) -> Manifest:
     """The manifest as it was when *record* began."""
     pinned = record.pinned
     return Manifest(

@@ -12,19 +12,19 @@ import trio
 from reconciled.core.queue.entry import Priority
 from reconciled.core.resources import controller_of
 from reconciled.journal.operation_record import OperationRecord
-from reconciled.programs.program_records import Damaged
-from reconciled.programs.survivors import Survivor, find
+from reconciled.programs.program_records import RecordDamaged
+from reconciled.programs.survivors import Survivor, find_survivor
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.stop import Overrun, Work
 
 
-def settle_open(controller: Controller, now: float) -> None:
+def enqueue_open_operations(controller: Controller, now: float) -> None:
     """Have every open operation of *controller* recovered, before other work on its key.
 
     A program that is still at it is adopted first: its key waits for it.
     """
-    host = controller.host
-    for record in host.operations.log.open():
+    host = controller.context
+    for record in host.operations.journal.list_open():
         if controller_of(record.key) != controller.name:
             continue
         if not adopt(controller, record):
@@ -33,14 +33,14 @@ def settle_open(controller: Controller, now: float) -> None:
 
 def adopt(controller: Controller, record: OperationRecord) -> bool:
     """Wait for the program of *record*, if one lives. Synchronous; True if it does."""
-    host = controller.host
+    host = controller.context
     if record.key in host.adoptions:
         return True
     try:
-        survivor = find(host.operations.root / record.id)
-    except (Damaged, OSError) as error:
+        survivor = find_survivor(host.operations.root / record.id)
+    except (RecordDamaged, OSError) as error:
         # Recovery reads the same and holds the key for it.
-        host.log.error("program.unknown", key=record.key, operation=record.id, reason=str(error))
+        host.log.error("program.unreadable", key=record.key, operation=record.id, reason=str(error))
         return False
     if survivor is None:
         return False
@@ -56,7 +56,7 @@ def adopt(controller: Controller, record: OperationRecord) -> bool:
 async def _wait(
     controller: Controller, record: OperationRecord, survivor: Survivor, name: str
 ) -> None:
-    log = controller.host.log.bind(key=record.key, operation=record.id)
+    log = controller.context.log.bind(key=record.key, operation=record.id)
     left = survivor.remaining()
     action, pid = survivor.assignment.action, survivor.record.program.pid
     log.info("program.adopted", action=action, pid=pid, budget_s=round(left, 1))
@@ -71,15 +71,15 @@ async def _wait(
             # Ordinary, or out of time: its key must not wait for it.
             if survivor.alive:
                 async with work.cleanup("end of an adopted program"):
-                    await survivor.end_at_once(term=controller.stop.limits.cleanup / 2)
+                    await survivor.terminate(term=controller.stop.limits.cleanup / 2)
             if survivor.alive:
                 log.error("program.stuck", pid=pid, reason="it survives SIGKILL")
                 await survivor.wait()
-    except (Damaged, OSError) as error:
+    except (RecordDamaged, OSError) as error:
         # It is over, and recovery reads the same.
-        log.error("program.unknown", reason=str(error))
+        log.error("program.unreadable", reason=str(error))
     finally:
-        controller.host.adoptions.remove(record.key)
+        controller.context.adoptions.remove(record.key)
         survivor.close()
         now = trio.current_time()
         controller.lane.add(record.key, now, "its program ended", Priority.RECOVERY)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from reconciled.core.durations import format_duration
-from reconciled.core.loops import LoopBegan, LoopEnded, Ran
+from reconciled.core.loops import LoopBegan, LoopEnded, RunFacts
 from reconciled.core.queue.entry import Job, Priority
 from reconciled.core.resources import Key
 from reconciled.core.results import Outcome, Result
@@ -18,14 +18,14 @@ from reconciled.runtime.controllers.status import Status
 from reconciled.runtime.plugin_errors import SUCCESSES
 
 if TYPE_CHECKING:
-    from reconciled.runtime.context import Host
+    from reconciled.runtime.context import RuntimeContext
     from reconciled.runtime.controllers.controller import Controller
 
 # Coming back sooner than this counts as "at once" for the loop detector.
 SOON = 1.0
 
 
-class Ended(NamedTuple):
+class FinishedRun(NamedTuple):
     """How one run ended.
 
     acted      it opened an operation
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
     began: float
 
 
-def settle(ended: Ended) -> None:
+def finish_run(ended: FinishedRun) -> None:
     """Draw the consequences."""
     outcome = ended.result.outcome
     now = trio.current_time()
@@ -53,59 +53,59 @@ def settle(ended: Ended) -> None:
         _failed(ended, now)
     elif outcome is Outcome.TERMINAL:
         ended.controller.lane.terminal(ended.job, now)
-        _note(ended, now)
-        _say(ended, now, "error", "reconcile.terminal", reason=ended.result.reason)
+        _update_status(ended, now)
+        _log_outcome(ended, now, "error", "reconcile.terminal", reason=ended.result.reason)
     elif outcome is Outcome.HELD:
         # Told when it was imposed; only somebody's decision, or a changed spec, asks again.
         ended.controller.lane.terminal(ended.job, now)
-        _note(ended, now)
+        _update_status(ended, now)
     else:
         _interrupted(ended, now)
-    if (tell := ended.controller.host.on_outcome) is not None:
+    if (tell := ended.controller.context.on_outcome) is not None:
         tell(ended.job.key, ended.result, ended.job.failures)
 
 
-def _succeeded(ended: Ended, now: float) -> None:
+def _succeeded(ended: FinishedRun, now: float) -> None:
     controller, job, result = ended.controller, ended.job, ended.result
-    host = controller.host
+    host = controller.context
     if ended.recovered and result.outcome is Outcome.DONE:
         # What is declared now comes after what was begun before.
         controller.lane.add(job.key, now, "recovered", Priority.CHANGED)
-    rest = _rest(ended, now)
+    rest = _loop_backoff(ended, now)
     if result.outcome is Outcome.AFTER:
         cause = f"after {format_duration(result.delay)}"
-        controller.lane.done_after(job, now, result.delay, cause, rest=rest)
+        controller.lane.done_after(job, now, result.delay, cause, backoff=rest)
     else:
         controller.lane.done(job, now, rest)
-    if _note(ended, now):
-        host.logs.recovered(job.key)
+    if _update_status(ended, now):
+        host.logs.report_recovery(job.key)
     if ended.removal and result.outcome is Outcome.DONE:
-        _say(ended, now, "info", "reconcile.removed", message=result.reason or None)
-        gone(controller, job.key, now)
+        _log_outcome(ended, now, "info", "reconcile.removed", message=result.reason or None)
+        finish_removal(controller, job.key, now)
     elif ended.recovered:
-        _say(ended, now, "info", "recovery.done", message=result.reason or None)
+        _log_outcome(ended, now, "info", "recovery.done", message=result.reason or None)
     elif ended.acted or result.reason:
-        _say(ended, now, "info", "reconcile.done", message=result.reason or None)
+        _log_outcome(ended, now, "info", "reconcile.done", message=result.reason or None)
     elif host.debugging:
-        _say(ended, now, "debug", "reconcile.done")
+        _log_outcome(ended, now, "debug", "reconcile.done")
 
 
-def gone(controller: Controller, key: Key, now: float) -> None:
+def finish_removal(controller: Controller, key: Key, now: float) -> None:
     """The removal of *key* has ended: drop it, or have it run where it is declared again."""
     controller.forget(key)
-    if controller.desired.removal_ended(key):
+    if controller.desired.finish_removal(key):
         controller.lane.add(key, now, "declared again", Priority.CHANGED)
     elif not controller.stop.began.is_set():
         # At a reload the successor has the lane, and its own removal of the key to end.
         controller.lane.forget(key)
 
 
-def _failed(ended: Ended, now: float) -> None:
+def _failed(ended: FinishedRun, now: float) -> None:
     delay = ended.controller.lane.failed(ended.job, now)
-    if ended.controller.host.stopping:
+    if ended.controller.context.stopping:
         delay = None  # the next start tries it: to name a time would be untrue
-    _note(ended, now)
-    _say(
+    _update_status(ended, now)
+    _log_outcome(
         ended,
         now,
         "warning",
@@ -116,37 +116,37 @@ def _failed(ended: Ended, now: float) -> None:
     )
 
 
-def _interrupted(ended: Ended, now: float) -> None:
+def _interrupted(ended: FinishedRun, now: float) -> None:
     controller = ended.controller
     controller.lane.interrupted(ended.job, now)
-    controller.host.record.interrupted(ended.job.key)
-    reason = controller.host.stop.reason or controller.stop.reason or "its manifest was removed"
+    controller.context.stop_recorder.record_interrupted(ended.job.key)
+    reason = controller.context.stop.reason or controller.stop.reason or "its manifest was removed"
     work = "removal" if ended.removal else None
-    _say(ended, now, "info", "reconcile.interrupted", reason=reason, work=work)
+    _log_outcome(ended, now, "info", "reconcile.interrupted", reason=reason, work=work)
 
 
-def _rest(ended: Ended, now: float) -> float:
+def _loop_backoff(ended: FinishedRun, now: float) -> float:
     """What the loop detector wants: a key that wakes itself is slowed down, and named."""
     job, controller = ended.job, ended.controller
-    host = controller.host
+    host = controller.context
     # Its own write of its manifest is noticed after the run, and is as good as a wish to run again.
     again = ended.result.outcome is Outcome.AFTER and ended.result.delay < SOON
-    at_once = job.pending or again or controller.echoing(job.key)
+    at_once = job.dirty or again or controller.is_self_triggered(job.key)
     if ended.recovered or (not (ended.acted or at_once) and not host.loops):
         return 0.0
-    ran = Ran(
+    ran = RunFacts(
         acted=ended.acted,
-        at_once=at_once,
-        foreign=job.priority <= Priority.CHANGED and job.key not in controller.echoes,
-        scheduled=controller.scheduled(job.causes),
+        requeued=at_once,
+        spec_changed=job.priority <= Priority.CHANGED and job.key not in controller.self_triggers,
+        only_scheduled=controller.scheduled(job.causes),
     )
-    verdict = host.loops.ran(job.key, now, ran)
+    verdict = host.loops.record_run(job.key, now, ran)
     if verdict.notice is not None:
-        tell_loop(host, verdict.notice)
-    return verdict.rest
+        log_loop(host, verdict.notice)
+    return verdict.backoff
 
 
-def _note(ended: Ended, now: float) -> bool:
+def _update_status(ended: FinishedRun, now: float) -> bool:
     """Bring the key's status up to date; whether it was not as desired before."""
     controller, key = ended.controller, ended.job.key
     manifest = controller.manifests.get(key)
@@ -165,10 +165,10 @@ def _note(ended: Ended, now: float) -> bool:
     return failing
 
 
-def _say(ended: Ended, now: float, level: str, event: str, **fields: object) -> None:
+def _log_outcome(ended: FinishedRun, now: float, level: str, event: str, **fields: object) -> None:
     job = ended.job
     shown = {name: value for name, value in fields.items() if value is not None}
-    getattr(ended.controller.host.log, level)(
+    getattr(ended.controller.context.log, level)(
         event,
         key=job.key,
         run=ended.number,
@@ -178,11 +178,11 @@ def _say(ended: Ended, now: float, level: str, event: str, **fields: object) -> 
     )
 
 
-def tell_loop(host: Host, notice: LoopBegan | LoopEnded) -> None:
+def log_loop(context: RuntimeContext, notice: LoopBegan | LoopEnded) -> None:
     """Say once that a key keeps itself busy, and once that it does not any more."""
     seconds = round(notice.seconds, 1)
     if isinstance(notice, LoopBegan):
-        host.log.warning(
+        context.log.warning(
             "reconcile.looping",
             key=notice.key,
             runs=notice.runs,
@@ -191,4 +191,4 @@ def tell_loop(host: Host, notice: LoopBegan | LoopEnded) -> None:
             " does it write what it watches, or differ from itself each time?",
         )
     else:
-        host.log.info("reconcile.loop_ended", key=notice.key, runs=notice.runs, seconds=seconds)
+        context.log.info("reconcile.loop_ended", key=notice.key, runs=notice.runs, seconds=seconds)

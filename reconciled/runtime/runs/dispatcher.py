@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import attrs
 import trio
 
-from reconciled.runtime.context import Host
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.runs import worker
 
@@ -22,12 +22,12 @@ from reconciled.runtime.runs import worker
 class Dispatcher:
     """controllers gives those that run now, by name: a reload changes them."""
 
-    host: Host
+    context: RuntimeContext
     controllers: Callable[[], Mapping[str, Controller]]
     _wake: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.host.queue.wake = self.wake
+        self.context.queue.wake = self.wake
 
     def wake(self) -> None:
         """There may be something to hand out, or a stop has begun."""
@@ -35,34 +35,34 @@ class Dispatcher:
 
     def pause(self, reason: str) -> None:
         """Hand out nothing more until resume(); *reason* is what readiness tells meanwhile."""
-        self.host.paused = reason
+        self.context.pause_reason = reason
 
     def resume(self) -> None:
         """Lift the pause; harmless without one."""
-        self.host.paused = ""
+        self.context.pause_reason = ""
         # Not left to the queue: it wakes who asked it in vain, and nobody has asked.
         self.wake()
 
     async def run(self) -> None:
         """Hand out until a stop begins, except in a pause; then close the queue and end."""
-        host, queue = self.host, self.host.queue
+        host, queue = self.context, self.context.queue
         while True:
             self._wake = trio.Event()
             self._hand_out()
             if host.stopping:
                 break
             # Nobody takes what is due in a pause: its time, once past, would turn this loop hot.
-            due = None if host.paused else queue.next_due()
+            due = None if host.pause_reason else queue.next_due()
             with trio.CancelScope(deadline=math.inf if due is None else due):
                 await self._wake.wait()
         unserved = queue.close(trio.current_time())
-        host.record.not_served = unserved.waiting + unserved.dirty
+        host.stop_recorder.not_served = unserved.waiting + unserved.dirty
 
     def _hand_out(self) -> None:
-        host, queue = self.host, self.host.queue
+        host, queue = self.context, self.context.queue
         controllers = self.controllers()
         now = trio.current_time()
-        while not host.stopping and not host.paused:
+        while not host.stopping and not host.pause_reason:
             job = queue.get(now)
             if job is None:
                 return
@@ -72,4 +72,4 @@ class Dispatcher:
                 job.lane.done(job, now)
                 continue
             name = f"reconcile {job.key}"
-            controller.nursery.start_soon(worker.run, controller, job, name, name=name)
+            controller.nursery.start_soon(worker.run_job, controller, job, name, name=name)

@@ -12,10 +12,10 @@ from typing import Any
 from reconciled.api import Reconciler
 from reconciled.core.recovery import Decision, Interrupted, Observation, Observed
 from reconciled.runtime.plugin_errors import cancellation_in, failure_of
-from reconciled.runtime.runs.request import Run
+from reconciled.runtime.runs.request import RunRequest
 
 
-async def observation_of(reconciler: Reconciler[Any], request: Run) -> Observation | None:
+async def call_observe(reconciler: Reconciler[Any], request: RunRequest) -> Observation | None:
     """What observe() says; None: it cannot. Raises nothing but a cancellation."""
     try:
         seen: object = await reconciler.observe(request)
@@ -29,7 +29,7 @@ async def observation_of(reconciler: Reconciler[Any], request: Run) -> Observati
         return Observation(Observed.UNKNOWN, failure.result.reason)  # noqa: ASYNC104 - none
 
 
-def word_of(
+def call_recover(
     reconciler: Reconciler[Any], interrupted: Interrupted, observation: Observation | None
 ) -> tuple[Decision | None, str]:
     """What recover() says, None: no opinion; and what is wrong with it, empty: nothing."""

@@ -24,30 +24,30 @@ from reconciled.core.recovery import Decision, Facts, Interrupted, Observed
 from reconciled.core.resources import Manifest, fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.journal import operation_record
-from reconciled.journal.host_identity import Machine
-from reconciled.journal.operation_log import DurableOperations
+from reconciled.journal.host_identity import HostIdentity
+from reconciled.journal.operation_log import OperationJournal
 from reconciled.journal.operation_record import Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import attempts
-from reconciled.programs.program_records import Damaged
+from reconciled.programs.program_records import RecordDamaged
 from reconciled.runtime.operations.operation import is_interruption, was_cancelled
-from reconciled.runtime.operations.pinned import is_removal, unpin
-from reconciled.runtime.plugin_errors import SUCCESSES, checked
-from reconciled.runtime.runs.plugin_calls import observation_of, word_of
-from reconciled.runtime.runs.request import Run
-from reconciled.service.credentials import missing
+from reconciled.runtime.operations.pinned import is_removal, pinned_manifest
+from reconciled.runtime.plugin_errors import SUCCESSES, checked_result
+from reconciled.runtime.runs.plugin_calls import call_observe, call_recover
+from reconciled.runtime.runs.request import RunRequest
+from reconciled.service.credentials import unavailable_reason
 from reconciled.stop import Work
 from reconciled.threads import in_thread
 
 if TYPE_CHECKING:
-    from reconciled.runtime.context import Host
+    from reconciled.runtime.context import RuntimeContext
     from reconciled.runtime.controllers.controller import Controller
 from typing import TYPE_CHECKING
 
 from reconciled.programs import survivors
 
 if TYPE_CHECKING:
-    from reconciled.runtime.context import Host
+    from reconciled.runtime.context import RuntimeContext
 
 
 @attrs.define(eq=False)
@@ -72,11 +72,11 @@ class Recovery:
         if held is not None:
             await self._journal.unhold(self.record.id)
             self.record = self._journal.find(self.record.id) or self.record
-        word = self.record.word
-        if hold := self._unfit():
+        word = self.record.pending_resolution
+        if hold := self._precondition_hold():
             return await self._hold(hold)
-        manifest = unpin(self.record)
-        self._host.logs.redactor.register_all(manifest.spec)
+        manifest = pinned_manifest(self.record)
+        self._context.logs.redactor.register_all(manifest.spec)
         try:
             spec = self.controller.plugin.spec(manifest)
         except Invalid as invalid:
@@ -85,34 +85,34 @@ class Recovery:
         try:
             return await self._attempt(manifest, spec, word)
         except BaseException as error:
-            if self.work.stop.in_order and was_cancelled(error):
+            if self.work.stop.is_requested and was_cancelled(error):
                 # No work that kills its worker: the daemon lives, and was asked to let go of it.
                 async with self.work.cleanup("count of a recovery"):  # noqa: ASYNC102 - it is a shield
-                    await self._spoke()  # noqa: ASYNC102 - inside it
+                    await self._record_own_outcome()  # noqa: ASYNC102 - inside it
             raise
 
-    async def _attempt(self, manifest: Manifest, spec: Any, word: str) -> Result:
-        request = Run(self._host, self.job, manifest, spec, self.number, self.work)
+    async def _attempt(self, manifest: Manifest, spec: Any, resolution: str) -> Result:
+        request = RunRequest(self._context, self.job, manifest, spec, self.number, self.work)
         request.removal = is_removal(self.record)
         request.resume(self.record)
         try:
-            interrupted = interrupted_of(self._host, self.record, spec)
-        except (Damaged, OSError) as error:
+            interrupted = interrupted_of(self._context, self.record, spec)
+        except (RecordDamaged, OSError) as error:
             return await self._hold(core.Hold(f"how its program ended cannot be told: {error}"))
-        request.interrupted = self._host.operations.interrupted(
+        request.interrupted = self._context.operations.interrupted(
             self.record, self.work, interrupted.ended
         )
-        facts = await self._facts(request, interrupted, word)
+        facts = await self._facts(request, interrupted, resolution)
         request.interrupted = None
         request.undoable = facts.can_undo
         decision = core.decide(interrupted, facts)
-        self.log.info("recovery.decided", **core.describe(decision))
+        self.log.info("recovery.decided", **core.decision_fields(decision))
         return await self._act(request, decision, facts)
 
     async def _begin_attempt(self) -> None:
         """Counted, and fenced against programs of older attempts, before any code runs."""
-        self.record = await self._journal.count(self.record.id)
-        directory = self._host.operations.root / self.record.id
+        self.record = await self._journal.count_recovery(self.record.id)
+        directory = self._context.operations.root / self.record.id
         if directory.exists():
             fence = partial(attempts.fence, directory, self.record.attempt)
             await in_thread(fence)
@@ -123,13 +123,13 @@ class Recovery:
             last_step=self.record.last_step or None,
         )
 
-    def _unfit(self) -> core.Hold | None:
+    def _precondition_hold(self) -> core.Hold | None:
         """Why nothing of it may be tried here and now."""
         record, controller = self.record, self.controller
-        here = Machine.this()
+        here = HostIdentity.current()
         if record.boot_id and record.boot_id != here.boot_id:
             known = record.machine_id and record.machine_id == here.machine_id
-            if not known and not record.word:
+            if not known and not record.pending_resolution:
                 return core.Hold(
                     "it was begun on another machine, which may still be at work",
                     f"machine {record.machine_id or 'unknown'}, not {here.machine_id or 'unknown'}",
@@ -137,29 +137,29 @@ class Recovery:
         if record.pinned["kind"] != controller.plugin.kind:
             kind = record.pinned["kind"]
             return core.Hold(f"its kind is {kind}, which controller {controller.name} left")
-        return core.past_cap(record.recoveries, controller.config.max_recoveries)
+        return core.check_max_recoveries(record.recoveries, controller.config.max_recoveries)
 
     # -- facts -----------------------------------------------------------------
 
     @property
-    def _host(self) -> Host:
-        return self.controller.host
+    def _context(self) -> RuntimeContext:
+        return self.controller.context
 
     @property
-    def _journal(self) -> DurableOperations:
-        return self.controller.host.operations.log
+    def _journal(self) -> OperationJournal:
+        return self.controller.context.operations.journal
 
     def _lifted(self, held: operation_record.Hold) -> bool:
         """Another spec or other options lift a hold by the cap; any other only a person."""
-        now = self.context()
+        now = self.hold_context()
         return held.by_cap and bool(held.context and now) and held.context != now
 
     async def _complete(self, held: operation_record.Hold) -> None:
         """Note what is declared, for a hold that was imposed before the sources had said it."""
-        if held.by_cap and not held.context and (context := self.context()):
+        if held.by_cap and not held.context and (context := self.hold_context()):
             await self._journal.hold(self.record.id, attrs.evolve(held, context=context))
 
-    def context(self) -> str:
+    def hold_context(self) -> str:
         """What a hold by the cap was imposed under: the declared spec, and the options.
 
         Empty as long as the sources have not said what is declared: at a start recovery comes
@@ -171,29 +171,29 @@ class Recovery:
         declared = None if manifest is None else manifest.fingerprint
         return fingerprint_of([declared, dict(self.controller.config.options)])
 
-    async def _facts(self, request: Run, interrupted: Interrupted, word: str) -> Facts:
+    async def _facts(self, request: RunRequest, interrupted: Interrupted, resolution: str) -> Facts:
         reconciler = self.controller.reconciler
         facts = Facts(
             self.controller.config.interrupted,
             reconciler.can_undo(interrupted.spec),
             retry_in=self.controller.config.retry.initial,
         )
-        if word:
-            return attrs.evolve(facts, word=word_of_person(word))
-        observation = await observation_of(reconciler, request)
-        said, broken = word_of(reconciler, interrupted, observation)
-        return attrs.evolve(facts, observation=observation, word=said, broken=broken)
+        if resolution:
+            return attrs.evolve(facts, verdict=resolution_decision(resolution))
+        observation = await call_observe(reconciler, request)
+        said, broken = call_recover(reconciler, interrupted, observation)
+        return attrs.evolve(facts, observation=observation, verdict=said, recover_error=broken)
 
     # -- acts ------------------------------------------------------------------
 
-    async def _act(self, request: Run, decision: Decision, facts: Facts) -> Result:
+    async def _act(self, request: RunRequest, decision: Decision, facts: Facts) -> Result:
         if isinstance(decision, core.Hold):
             return await self._hold(decision)
         if isinstance(decision, core.Complete | core.Abandon):
             complete = isinstance(decision, core.Complete)
             ending = Ending.COMPLETED if complete else Ending.ABANDONED
             return await self._close(request, ending, decision.reason)
-        if why := missing(request.spec):
+        if why := unavailable_reason(request.spec):
             # Only a restart could bring it: nothing can look or act until then, and to try all
             # the same would use up the attempts, and end in a hold that says nothing of it.
             return await self._hold(core.Hold(f"a secret of its pinned spec is missing: {why}"))
@@ -201,12 +201,12 @@ class Recovery:
             return await self._wait(decision, facts)
         return await self._go_on(request, decision)
 
-    async def _go_on(self, request: Run, decision: Decision) -> Result:
+    async def _go_on(self, request: RunRequest, decision: Decision) -> Result:
         """Work of the reconciler's, forward or back."""
         if isinstance(decision, core.RollBack):
             return await self._roll_back(request)
         if isinstance(decision, core.Retry):
-            await self._journal.restart(self.record.id)
+            await self._journal.reset_steps(self.record.id)
             self.record = self._journal.find(self.record.id) or self.record
             request.resume(self.record)
         if self.record.undoes:
@@ -214,24 +214,24 @@ class Recovery:
         return await self._roll_forward(request)
 
     async def _wait(self, decision: core.Wait, facts: Facts) -> Result:
-        if facts.word is None:
+        if facts.verdict is None:
             # Could not tell: counted like an attempt without a word, up to the cap.
             return retry(decision.reason)
-        await self._journal.by_itself(self.record.id)
+        await self._journal.record_own_outcome(self.record.id)
         # Sooner than that would keep the processor and the disk busy with nothing else.
         seconds = max(decision.seconds, facts.retry_in)
         return Result(Outcome.AFTER, decision.reason, seconds)
 
-    async def _close(self, request: Run, ending: Ending, reason: str) -> Result:
+    async def _close(self, request: RunRequest, ending: Ending, reason: str) -> Result:
         async with self.work.cleanup("outcome of a recovery"):
-            note = self._host.logs.redactor.redact(reason)
+            note = self._context.logs.redactor.redact(reason)
             await self._journal.end(self.record.id, ending, note=note)
-            await self._host.operations.close_files(self.record.id)
+            await self._context.operations.close_attempts(self.record.id)
             if ending is Ending.COMPLETED and not self.record.undoes:
                 await self._remember(request)
         return done(f"recovered: {ending.value}")
 
-    async def _roll_forward(self, request: Run) -> Result:
+    async def _roll_forward(self, request: RunRequest) -> Result:
         """The reconciler's own code, which re-enters the operation at the step it had reached."""
         reconciler = self.controller.reconciler
         act: Any = getattr(reconciler, "remove" if request.removal else "reconcile", None)
@@ -239,34 +239,34 @@ class Recovery:
             # Never reconcile() instead: that would apply what has to go.
             return await self._hold(core.Hold("it removes, and nothing here can remove it"))
         try:
-            result = checked(await act(request))
+            result = checked_result(await act(request))
         except Exception as error:
             # A word of its own, so that the count of silent ends begins anew; else it stands.
             if not is_interruption(error):
-                await self._spoke()  # noqa: ASYNC120 - then the cancellation is what counts
+                await self._record_own_outcome()  # noqa: ASYNC120 - then the cancellation is what counts
             raise
         if result.outcome not in SUCCESSES:
-            await self._spoke()
+            await self._record_own_outcome()
             return result
         if self._journal.find(self.record.id) is not None:
             return await self._close(request, Ending.COMPLETED, "settled by observation")
         await self._remember(request)
-        return done(f"recovered: rolled forward{_and(result.reason)}")
+        return done(f"recovered: rolled forward{_suffix(result.reason)}")
 
-    async def _remember(self, request: Run) -> None:
+    async def _remember(self, request: RunRequest) -> None:
         """What was done is known from now on: that the spec is applied, or that the key is gone."""
         if request.removal:
             async with self.work.cleanup("record of the removal"):
-                await self._host.store.forget(request.key)
+                await self._context.store.forget(request.key)
                 await request.erase()
-        elif not request.remembered:
-            await request.remember_done()
+        elif not request.is_applied:
+            await request.record_applied()
 
-    async def _spoke(self) -> None:
+    async def _record_own_outcome(self) -> None:
         if self._journal.find(self.record.id) is not None:
-            await self._journal.by_itself(self.record.id)
+            await self._journal.record_own_outcome(self.record.id)
 
-    async def _roll_back(self, request: Run) -> Result:
+    async def _roll_back(self, request: RunRequest) -> Result:
         """Close it and open its undoing, in one transaction, linked both ways."""
         record = self.record
         steps = [
@@ -283,11 +283,11 @@ class Recovery:
             record.key, f"undo {record.name}", record.pinned | {"undo": steps}, undoes=record.id
         )
         self.log.info("operation.begun", operation=self.record.id, undoes=record.id)
-        await self._host.operations.close_files(record.id)
+        await self._context.operations.close_attempts(record.id)
         request.resume(self.record)
         return await self._undo(request)
 
-    async def _undo(self, request: Run) -> Result:
+    async def _undo(self, request: RunRequest) -> Result:
         """Take the steps back, newest first; each is a step of the undoing operation."""
         undo = getattr(self.controller.reconciler, "undo", None)
         if undo is None:
@@ -304,24 +304,26 @@ class Recovery:
         """Whether a person may be offered that; no plugin's fault comes in the way of a hold."""
         controller = self.controller
         try:
-            return controller.reconciler.can_undo(controller.plugin.spec(unpin(self.record)))
+            return controller.reconciler.can_undo(
+                controller.plugin.spec(pinned_manifest(self.record))
+            )
         except Exception:  # noqa: BLE001 - whatever it is: then nothing here can
             return False
 
     async def _hold(self, hold: core.Hold) -> Result:
         """Block this key, durably, until somebody decides."""
         record = self.record
-        commands = hold.commands or core.commands_for(
+        commands = hold.commands or core.resolve_commands(
             record.id, can_undo=not record.undoes and self._can_undo()
         )
         async with self.work.cleanup("hold"):
             code = "cap" if hold.by_cap else "decision"
             # Words of plugins and programs: a secret in them would stay in the store.
-            reason, evidence = map(self._host.logs.redactor.redact, (hold.reason, hold.evidence))
+            reason, evidence = map(self._context.logs.redactor.redact, (hold.reason, hold.evidence))
             await self._journal.hold(
                 record.id,
                 operation_record.Hold(
-                    reason, code, evidence, time.time(), hold.by_cap, self.context()
+                    reason, code, evidence, time.time(), hold.by_cap, self.hold_context()
                 ),
             )
         self.log.error(
@@ -335,13 +337,13 @@ class Recovery:
         return Result(Outcome.HELD, hold.reason)
 
 
-async def in_doubt(controller: Controller, request: Run) -> Result | None:
+async def hold_if_degraded(controller: Controller, request: RunRequest) -> Result | None:
     """After a store was set aside as damaged: nothing is done to what is not as desired.
 
     What was applied, and what was open, is not known then; None: the run may go on.
     """
     if not request.removal:
-        seen = await observation_of(controller.reconciler, request)
+        seen = await call_observe(controller.reconciler, request)
         if seen is not None and seen.state is Observed.AS_DESIRED:
             return None
     return Result(
@@ -351,14 +353,14 @@ async def in_doubt(controller: Controller, request: Run) -> Result | None:
     )
 
 
-def _and(reason: str) -> str:
+def _suffix(reason: str) -> str:
     return f", {reason}" if reason else ""
 
 
 # -- What recover() is shown of an interrupted operation, and what a person has decided about it.
 
 
-def interrupted_of(host: Host, record: OperationRecord, spec: Any) -> Interrupted:
+def interrupted_of(context: RuntimeContext, record: OperationRecord, spec: Any) -> Interrupted:
     """*record* as recover() sees it. Raises Damaged or OSError for a program's unreadable end."""
     return Interrupted(
         record.id,
@@ -372,13 +374,13 @@ def interrupted_of(host: Host, record: OperationRecord, spec: Any) -> Interrupte
         ),
         removal=is_removal(record),
         undoes=record.undoes,
-        ended=_end_of_program(host, record),
+        ended=_end_of_program(context, record),
     )
 
 
-def _end_of_program(host: Host, record: OperationRecord) -> core.ProgramEnd | None:
+def _end_of_program(context: RuntimeContext, record: OperationRecord) -> core.ProgramEnd | None:
     """What a program that outlived its daemon has left."""
-    survivor = survivors.find(host.operations.root / record.id)
+    survivor = survivors.find_survivor(context.operations.root / record.id)
     if survivor is None:
         return None
     try:
@@ -390,7 +392,7 @@ def _end_of_program(host: Host, record: OperationRecord) -> core.ProgramEnd | No
         survivor.close()
 
 
-def word_of_person(word: str) -> Decision:
+def resolution_decision(resolution: str) -> Decision:
     """The decision that ``journal resolve`` noted."""
     decisions: dict[str, Decision] = {
         "forward": core.RollForward("a person decided so"),
@@ -398,4 +400,4 @@ def word_of_person(word: str) -> Decision:
         "complete": core.Complete("a person decided so"),
         "abandon": core.Abandon("a person decided so"),
     }
-    return decisions[word]
+    return decisions[resolution]

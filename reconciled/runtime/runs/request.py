@@ -11,16 +11,16 @@ from typing import Any
 
 from reconciled.core.queue.entry import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
-from reconciled.journal.operation_record import OperationRecord, Owned
-from reconciled.plugins.manifest_request import Declared
-from reconciled.runtime.context import Host
+from reconciled.journal.operation_record import AppliedSpec, OperationRecord
+from reconciled.plugins.manifest_request import ManifestRequest
+from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.operations.operation import InterruptedOperation, OpenOperation
 from reconciled.runtime.operations.pinned import pin
 from reconciled.stop import Work
 from reconciled.threads import in_thread
 
 
-class Run(Declared):
+class RunRequest(ManifestRequest):
     """A Request. Not an attrs class: 25 thousand of these are made a second.
 
     acted        whether an operation was opened: a run without one had nothing to do
@@ -29,7 +29,7 @@ class Run(Declared):
     """
 
     __slots__ = (
-        "_host",
+        "_context",
         "_resumed",
         "_undoing",
         "acted",
@@ -45,9 +45,15 @@ class Run(Declared):
     )
 
     def __init__(  # noqa: PLR0913, PLR0917 - one argument a field
-        self, host: Host, job: Job, manifest: Manifest, spec: Any, number: int, work: Work
+        self,
+        context: RuntimeContext,
+        job: Job,
+        manifest: Manifest,
+        spec: Any,
+        number: int,
+        work: Work,
     ) -> None:
-        self._host = host
+        self._context = context
         self.job = job
         self.key: Key = job.key
         self.manifest = manifest
@@ -67,17 +73,17 @@ class Run(Declared):
     @property
     def applied(self) -> Fingerprint | None:
         """Of the spec that was last done."""
-        return self._host.store.fingerprint(self.key)
+        return self._context.store.fingerprint(self.key)
 
     @property
     def output(self) -> Path:
         """``STATE/output/…``."""
-        return self._host.state / "output" / directory_of(self.key)
+        return self._context.state / "output" / directory_of(self.key)
 
     @property
     def memory(self) -> Path:
         """``STATE/memory/…``."""
-        return self._host.state / "memory" / directory_of(self.key)
+        return self._context.state / "memory" / directory_of(self.key)
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -92,7 +98,7 @@ class Run(Declared):
     @property
     def stopping(self) -> bool:
         """True from the instant a stop begins, of whatever size."""
-        return self._host.stopping or self.work.stop.began.is_set()
+        return self._context.stopping or self.work.stop.began.is_set()
 
     @property
     def critical_limit(self) -> float:
@@ -102,7 +108,7 @@ class Run(Declared):
     @property
     def log(self) -> Any:
         """A logger with key and run."""
-        return self._host.log.bind(key=self.key, run=self.number)
+        return self._context.log.bind(key=self.key, run=self.number)
 
     def operation(self, name: str) -> AbstractAsyncContextManager[OpenOperation]:
         """Open the operation *name*; the key is remembered with it, so that it can be removed."""
@@ -111,7 +117,7 @@ class Run(Declared):
     @asynccontextmanager
     async def _operation(self, name: str) -> AsyncIterator[OpenOperation]:
         self.acted = True
-        operations = self._host.operations
+        operations = self._context.operations
         if self._undoing is not None:
             # Each step that is taken back is part of the one operation that takes them back.
             yield self._undoing
@@ -123,7 +129,7 @@ class Run(Declared):
                 " begins: recover() may complete or abandon it"
             )
         pinned = pin(self.manifest, removal=self.removal)
-        opened = operations.opened(
+        opened = operations.open_operation(
             self.work,
             name,
             pinned,
@@ -146,7 +152,7 @@ class Run(Declared):
         record, self._resumed = self._resumed, None
         if record is None:
             raise RuntimeError("nothing was resumed")
-        opened = self._host.operations.opened(
+        opened = self._context.operations.open_operation(
             self.work, record.name, record.pinned, None, self.log, record
         )
         async with opened as operation:
@@ -156,28 +162,28 @@ class Run(Declared):
             finally:
                 self._undoing = None
 
-    def _owned(self) -> Owned | None:
+    def _owned(self) -> AppliedSpec | None:
         """What the key owns from the first effect on: a kill after it must not orphan it.
 
         With the first effect of its removal the spec is not applied any more.
         """
-        store = self._host.store
+        store = self._context.store
         applied = None if self.removal else store.fingerprint(self.key)
-        if self.fingerprint in (applied, store.begun(self.key)):
+        if self.fingerprint in (applied, store.incomplete_fingerprint(self.key)):
             return None
         manifest = self.manifest
-        return Owned(manifest.kind, dict(manifest.spec), manifest.fingerprint, str(self.base))
+        return AppliedSpec(manifest.kind, dict(manifest.spec), manifest.fingerprint, str(self.base))
 
     @property
-    def remembered(self) -> bool:
+    def is_applied(self) -> bool:
         """Whether this spec is remembered as done: then there is nothing to write."""
-        return self._host.store.fingerprint(self.key) == self.manifest.fingerprint
+        return self._context.store.fingerprint(self.key) == self.manifest.fingerprint
 
-    async def remember_done(self) -> None:
+    async def record_applied(self) -> None:
         """Remember that the spec is applied, also while cancelled: to lose it repeats work."""
         async with self.work.cleanup("record of what was applied"):
             manifest = self.manifest
-            await self._host.store.remember(
+            await self._context.store.record_applied(
                 self.key,
                 manifest.kind,
                 manifest.spec,

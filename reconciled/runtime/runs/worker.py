@@ -22,33 +22,33 @@ from reconciled.runtime.plugin_errors import (
     SUCCESSES,
     Failure,
     cancellation_in,
-    checked,
+    checked_result,
     failure_of,
     result_of_cancelled,
     stray_cancellation,
 )
-from reconciled.runtime.runs.completion import Ended, settle
-from reconciled.runtime.runs.recovery import Recovery, in_doubt
-from reconciled.runtime.runs.request import Run
+from reconciled.runtime.runs.completion import FinishedRun, finish_run
+from reconciled.runtime.runs.recovery import Recovery, hold_if_degraded
+from reconciled.runtime.runs.request import RunRequest
 from reconciled.stop import Work
 
 if TYPE_CHECKING:
-    from reconciled.runtime.context import Host
+    from reconciled.runtime.context import RuntimeContext
     from reconciled.runtime.controllers.controller import Controller
 
 
-async def run(controller: Controller, job: Job, name: str) -> None:
+async def run_job(controller: Controller, job: Job, name: str) -> None:
     """Run *job*. The queue gets it back in every case; nothing but a cancellation is raised."""
-    if _may_not_begin(controller, job):
+    if _return_if_blocked(controller, job):
         return
-    host = controller.host
+    host = controller.context
     key = job.key
     number = host.next_run()
-    interrupted = host.operations.log.open_of(key)
+    interrupted = host.operations.journal.find_by_key(key)
     removal = interrupted is None and key in controller.removing
     work = Work(name, controller.stop, key, controller.config.timeout)
     result = INTERRUPTED
-    request: Run | None = None
+    request: RunRequest | None = None
     try:
         with work:
             if host.debugging:
@@ -65,7 +65,7 @@ async def run(controller: Controller, job: Job, name: str) -> None:
                 stray = None if cancelled is None else stray_cancellation(error)
                 failure = failure_of(error) or stray
                 if failure is not None and failure.internal:
-                    _tell_internal(controller, host.log.bind(key=key, run=number), failure)
+                    _log_internal(controller, host.log.bind(key=key, run=number), failure)
                 if cancelled is not None and stray is None:
                     # Not a failure as well: what cancelled it is the reason that counts.
                     raise cancelled from None  # noqa: ASYNC104 - it is the cancellation itself
@@ -77,7 +77,11 @@ async def run(controller: Controller, job: Job, name: str) -> None:
         acted = request is not None and request.acted
         try:
             recovered = interrupted is not None
-            settle(Ended(controller, job, number, result, acted, removal, recovered, work.began_at))
+            finish_run(
+                FinishedRun(
+                    controller, job, number, result, acted, removal, recovered, work.began_at
+                )
+            )
         except Exception as error:
             # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
             host.stop.crash(f"crash: {error!r}")
@@ -92,14 +96,14 @@ def _cancelled_by_stop(work: Work) -> bool:
     return work.stop.stage >= Stage.STOPPING and work.cut is None
 
 
-def _may_not_begin(controller: Controller, job: Job) -> bool:
+def _return_if_blocked(controller: Controller, job: Job) -> bool:
     """Whether the job goes back unused."""
     now = trio.current_time()
-    if controller.host.stopping:
+    if controller.context.stopping:
         # The signal came after the job was handed out: it never began (invariant 2).
         controller.lane.interrupted(job, now)
         return True
-    if job.key in controller.host.adoptions:
+    if job.key in controller.context.adoptions:
         # A program of an earlier life is still at it; its end queues the key again.
         controller.lane.terminal(job, now)
         return True
@@ -108,46 +112,46 @@ def _may_not_begin(controller: Controller, job: Job) -> bool:
 
 async def _request(
     controller: Controller, job: Job, number: int, work: Work, *, removal: bool
-) -> Run | None:
+) -> RunRequest | None:
     """The request; None where nothing is known of the key any more."""
     key = job.key
     manifest = controller.manifests.get(key)
     if removal:
-        manifest = controller.absent.get(key) or await _remembered(controller.host, key)
+        manifest = controller.absent.get(key) or await _remembered(controller.context, key)
     if manifest is None:
         return None
     spec = controller.spec_of(key, manifest)
-    request = Run(controller.host, job, manifest, spec, number, work)
+    request = RunRequest(controller.context, job, manifest, spec, number, work)
     request.removal = removal
     request.undoable = controller.reconciler.can_undo(spec)
     return request
 
 
-async def _attempt(controller: Controller, request: Run) -> Result:
-    if controller.host.store.degraded and (doubt := await in_doubt(controller, request)):
+async def _attempt(controller: Controller, request: RunRequest) -> Result:
+    if controller.context.store.degraded and (doubt := await hold_if_degraded(controller, request)):
         return doubt
     if request.removal:
         return await _remove(controller, request)
-    result = checked(await controller.reconciler.reconcile(request))
-    if result.outcome in SUCCESSES and not request.remembered:
-        await request.remember_done()
+    result = checked_result(await controller.reconciler.reconcile(request))
+    if result.outcome in SUCCESSES and not request.is_applied:
+        await request.record_applied()
     return result
 
 
-async def _remove(controller: Controller, request: Run) -> Result:
+async def _remove(controller: Controller, request: RunRequest) -> Result:
     """Undo what was applied, where the reconciler can, and forget the key."""
     remove = getattr(controller.reconciler, "remove", None)
-    result = done("forgotten") if remove is None else checked(await remove(request))
+    result = done("forgotten") if remove is None else checked_result(await remove(request))
     if result.outcome is Outcome.DONE:
         async with request.work.cleanup("record of the removal"):
-            await controller.host.store.forget(request.key)
+            await controller.context.store.forget(request.key)
             await request.erase()
     return result
 
 
-async def _remembered(host: Host, key: Key) -> Manifest | None:
+async def _remembered(context: RuntimeContext, key: Key) -> Manifest | None:
     """What is known of a key whose manifest went while the daemon was down."""
-    applied = await host.store.recall(key)
+    applied = await context.store.find_applied(key)
     if applied is None:
         return None
     _, *namespace, name = key.split("/")
@@ -162,7 +166,7 @@ async def _remembered(host: Host, key: Key) -> Manifest | None:
     )
 
 
-def _tell_internal(controller: Controller, log: BoundLog, failure: Failure) -> None:
+def _log_internal(controller: Controller, log: BoundLog, failure: Failure) -> None:
     """An exception that nobody foresaw: say where it was raised, and whose code that is."""
     frames = traceback.extract_tb(failure.error.__traceback__)
     at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
