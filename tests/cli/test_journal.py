@@ -431,7 +431,7 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
     desk.configure()
     identity = held(desk)
     monkeypatch.setattr(resolve, "WAIT", 0.2)
-    monkeypatch.setattr(resolutions, "put", put_and_claim(resolutions.submit))
+    monkeypatch.setattr(resolutions, "submit", put_and_claim(resolutions.submit))
     lock = StateLock.acquire(desk.state)
     try:
         said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")

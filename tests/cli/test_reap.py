@@ -239,11 +239,11 @@ def test_an_extension_is_bounded(state: Path, monkeypatch: pytest.MonkeyPatch) -
     """Nobody asks for more than 30 s at once: a reaper that hangs is not waited for as long."""
     left_behind(state, ENDS_ON_WORD, budget=500)
     asked: list[float] = []
-    monkeypatch.setattr(Notifier, "extend", lambda _, seconds: asked.append(seconds))
+    monkeypatch.setattr(Notifier, "extend_timeout", lambda _, seconds: asked.append(seconds))
     assert reap(state, "--wait", "400ms") == 3
     (state / "go").unlink(missing_ok=True)
     left_behind(state, ENDS_ON_WORD, budget=500)
-    monkeypatch.setattr(Notifier, "status", lambda *_: (state / "go").touch())
+    monkeypatch.setattr(Notifier, "set_status", lambda *_: (state / "go").touch())
     assert reap(state) == 0
     assert (asked[0] < 6, asked[-1]) == (True, 30)
 
@@ -264,7 +264,7 @@ def test_it_says_at_once_whom_it_waits_for_now(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it says of whom it waits for is true as soon as somebody has gone, not seconds later."""
-    monkeypatch.setattr(reaper, "REPORT_EVERY", 600)
+    monkeypatch.setattr(reaper, "REPORT_INTERVAL", 600)
     left_behind(state, ENDS_ON_WORD, budget=10, name=ID + "A")
     left_behind(state, ENDS_ON_WORD, name=ID + "B")
     heard: list[str] = []
@@ -302,7 +302,7 @@ def test_alone_in_the_group_of_its_unit_it_is_done(
     lock = StateLock.acquire(state)
     try:
         group = a_group(state, [])
-        monkeypatch.setattr(cli, "group_of_control_process", lambda _: group)
+        monkeypatch.setattr(cli, "cgroup_of_control_process", lambda _: group)
         assert reap(state) == 0
         (group / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n")
         assert reap(state) == 75

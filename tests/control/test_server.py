@@ -352,7 +352,7 @@ def test_a_daemon_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
     Also where so many wait already that not even the connection is taken.
     """
-    monkeypatch.setattr(client, "ACKNOWLEDGED_WITHIN", 0.3)
+    monkeypatch.setattr(client, "ACKNOWLEDGE_TIMEOUT", 0.3)
     path = tmp_path / "s"
     with open_control(path) as kept, socket.socket(socket.AF_UNIX) as other:
         if queue == "full":

@@ -58,7 +58,7 @@ def test_a_copy_that_was_written_into_is_made_again(
             file.touch()
         return read_log(store)
 
-    monkeypatch.setattr(snapshot, "_log", written_into)
+    monkeypatch.setattr(snapshot, "_read_wal", written_into)
     with open_snapshot(tmp_path) as connection:
         assert connection is not None
     assert len(copies) == 9

@@ -191,7 +191,7 @@ async def test_a_full_disk_refuses_intents_and_closes_what_is_open(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reserve makes room for outcomes; intents come back by themselves with the room."""
-    monkeypatch.setattr(writer, "LONGEST_REST", 0.1)
+    monkeypatch.setattr(writer, "MAX_BACKOFF", 0.1)
     states: list[str] = []
     store = Store.open(small)
     writable = trio.Event()

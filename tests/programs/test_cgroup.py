@@ -19,8 +19,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of control groups, and what the kernel says of this process, as each test has it."""
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/cgroup.procs").touch()
-    monkeypatch.setattr(cgroup, "_MOUNTED", (tmp_path / "none", tmp_path / "tree"))
-    monkeypatch.setattr(cgroup, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(cgroup, "_MOUNT_POINTS", (tmp_path / "none", tmp_path / "tree"))
+    monkeypatch.setattr(cgroup, "_OWN_CGROUP", tmp_path / "own")
     return tmp_path
 
 

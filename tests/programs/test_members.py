@@ -19,7 +19,7 @@ def test_what_cannot_be_seen_is_told_from_what_is_gone(
 ) -> None:
     """A member that the sandbox hides is neither seen nor gone; one that has just ended is gone."""
     group = tmp_path
-    monkeypatch.setattr(cgroup, "own_group", lambda: group)
+    monkeypatch.setattr(cgroup, "own_cgroup", lambda: group)
     hides, ends, other = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
 
     def look(pid: int) -> Process | None:
@@ -28,7 +28,7 @@ def test_what_cannot_be_seen_is_told_from_what_is_gone(
             ends.wait()
         return None if pid == hides.pid else find_process(pid)
 
-    monkeypatch.setattr(cgroup, "look_up", look)
+    monkeypatch.setattr(cgroup, "find_process", look)
     everybody = [each.pid for each in (hides, ends, other)]
     try:
         (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in everybody))

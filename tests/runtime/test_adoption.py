@@ -91,7 +91,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Program]:
             raise program.lost
         return program
 
-    monkeypatch.setattr(adoption, "find", find)
+    monkeypatch.setattr(adoption, "find_survivor", find)
     return found
 
 

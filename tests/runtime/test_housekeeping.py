@@ -52,7 +52,7 @@ def test_young_ones_stay_up_to_a_limit() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No directory stays for being among the newest."""
-    monkeypatch.setattr(retention, "ALWAYS", 0)
+    monkeypatch.setattr(retention, "MIN_KEPT", 0)
 
 
 def directory(made: Rig, operation: str, age: float = OLD) -> Path:

@@ -394,7 +394,7 @@ async def test_c13_a_stop_in_the_midst_of_a_swap(
         await real(self, task_status=task_status)
 
     async with world.running() as daemon:
-        monkeypatch.setattr(Controller, "hold", hold)
+        monkeypatch.setattr(Controller, "supervise_runs", hold)
         world.configure(*(f"{name}: {FAST}}}" for name in "abc"))
         await world.reload()
         await trio.sleep(1)

@@ -300,7 +300,7 @@ async def test_it_is_tried_again(
             raise WriteFailed("no space left")
         await real(self, *arguments, **named)
 
-    monkeypatch.setattr(Store, "remember", remember)
+    monkeypatch.setattr(Store, "record_applied", remember)
     async with world.running() as daemon:
         assert world.lines("resolution.deferred")[0]["reason"] == "no space left"
         record = daemon.journal.find(identity)
@@ -324,7 +324,7 @@ async def test_a_start_waits_for_the_first_look_alone(
         await trio.sleep_forever()
         return False
 
-    monkeypatch.setattr(Resolutions, "look", look)
+    monkeypatch.setattr(Resolutions, "scan", look)
     began = trio.current_time()
     async with world.running():
         assert world.ran == []

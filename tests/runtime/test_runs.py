@@ -585,7 +585,7 @@ async def test_a_store_that_fails_harms_only_the_run(
             await trio.lowlevel.checkpoint()
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(Store, "recall", broken)
+        monkeypatch.setattr(Store, "find_applied", broken)
         made.declare(thing("b"))
         made.controller.absent.clear()  # as in a later life
         await made.settle()

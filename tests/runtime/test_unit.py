@@ -70,7 +70,7 @@ class Fitting:
 @pytest.fixture
 def fitting(monkeypatch: pytest.MonkeyPatch) -> Fitting:
     made = Fitting()
-    monkeypatch.setattr(unit_check, "look", made.look)
+    monkeypatch.setattr(unit_check, "compare_unit", made.look)
     return made
 
 

@@ -88,7 +88,7 @@ async def test_during_the_start_it_waits(
     async def first_look(_: Resolutions) -> None:
         await go_on.wait()
 
-    monkeypatch.setattr(Resolutions, "first_look", first_look)
+    monkeypatch.setattr(Resolutions, "wait_first_scan", first_look)
     world.configure("a")
     answers: list[ControlReply] = []
     async with world.running() as daemon, trio.open_nursery() as nursery:

@@ -126,8 +126,8 @@ def member_of(message: Message) -> str:
 @pytest.fixture
 async def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Peer]:
     """A bus at the address of the system's."""
-    monkeypatch.setattr(inhibitor, "GREETING", 0.5)
-    monkeypatch.setattr(inhibitor, "ANSWER", 0.5)
+    monkeypatch.setattr(inhibitor, "CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr(inhibitor, "CALL_TIMEOUT", 0.5)
     address = tmp_path / "bus"
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={address}")
     made = Peer(address)

@@ -37,7 +37,7 @@ class Machine:
     environ: dict[str, str] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.monkeypatch.setattr(manager, "TAKES", TAKES)
+        self.monkeypatch.setattr(manager, "TIMEOUT", TAKES)
         self.monkeypatch.setattr(manager, "_BOOTED", self.root)
         self.monkeypatch.setattr(manager, "_GROUP", self.root / "cgroup")
         self.monkeypatch.setenv("PATH", str(self.root))

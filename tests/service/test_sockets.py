@@ -23,7 +23,7 @@ BASE = 800
 @pytest.fixture(autouse=True)
 def descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], int]]:
     """Puts descriptors where a manager puts them; they are gone afterwards."""
-    monkeypatch.setattr(sockets, "FIRST", BASE)
+    monkeypatch.setattr(sockets, "LISTEN_FDS_START", BASE)
     count = 0
 
     def hand_down(fd: int) -> int:
@@ -148,7 +148,7 @@ def test_whatever_is_written_there(count: str, names: str, ours: bool, kinds: li
     """
     fds: list[int] = []
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as closing:
-        patched.setattr(sockets, "FIRST", BASE)
+        patched.setattr(sockets, "LISTEN_FDS_START", BASE)
         for place, kind in enumerate(kinds):
             opened = closing.enter_context(OPEN[kind]())
             os.dup2(opened.fileno(), BASE + place, inheritable=True)

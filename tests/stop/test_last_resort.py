@@ -135,7 +135,7 @@ def no_timer() -> Iterator[None]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds become tenths."""
     monkeypatch.setattr(last_resort, "BLOCKED_AFTER", 0.3)
-    monkeypatch.setattr(last_resort, "LOOK", 0.02)
+    monkeypatch.setattr(last_resort, "CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(last_resort, "HUNG_AFTER", 0.6)
 
 

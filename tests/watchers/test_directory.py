@@ -240,8 +240,8 @@ async def test_a_burst_is_one_report(manifests: Path) -> None:
 
 async def test_a_writer_is_given_time(manifests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is created and filled within a burst is read when it is filled."""
-    monkeypatch.setattr(hints_module, "QUIET", 1.0)
-    monkeypatch.setattr(hints_module, "LONGEST_BURST", 4.0)
+    monkeypatch.setattr(hints_module, "DEBOUNCE", 1.0)
+    monkeypatch.setattr(hints_module, "MAX_DEBOUNCE", 4.0)
     parse = Lines()
     async with watching(manifests, parse) as reports:
         await reports.declare()

@@ -64,8 +64,8 @@ async def test_a_burst_ends_with_quiet_or_in_time(
     watched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting for quiet lasts while hints come, and no longer than a burst may."""
-    monkeypatch.setattr(hints_module, "QUIET", 0.2)
-    monkeypatch.setattr(hints_module, "LONGEST_BURST", 1.0)
+    monkeypatch.setattr(hints_module, "DEBOUNCE", 0.2)
+    monkeypatch.setattr(hints_module, "MAX_DEBOUNCE", 1.0)
     with Hints(watched) as hints:
         hints.subscribe()
         began = trio.current_time()

@@ -36,7 +36,7 @@ def test_an_old_file_is_known_by_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has rested is not opened again until its status changes."""
-    monkeypatch.setattr(listing_module, "_GRAIN_NS", -(10**12))
+    monkeypatch.setattr(listing_module, "_TIMESTAMP_GRANULARITY_NS", -(10**12))
     (tmp_path / "a.yaml").write_text("one")
     first = read_listing(tmp_path, {}, parse)
     second = read_listing(tmp_path, first.files, parse)
