@@ -19,7 +19,7 @@ import trio
 from table import heading, row
 
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import HistoryLimits, OperationJournal
+from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.lifecycle import transaction
 from reconciled.journal.sqlite.rows import insert, move_to_past

@@ -20,7 +20,7 @@ from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.operations.pinned import pin
 

@@ -19,12 +19,11 @@ import trio
 
 from reconciled.api import Reconciler
 from reconciled.config.load import load
-from reconciled.core.loops import LoopDetector
+from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of, key_of
 from reconciled.core.sources import Snapshot
-from reconciled.instant import SignalHandlers
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import configure
 from reconciled.plugins.loading import Plugin
@@ -38,6 +37,7 @@ from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.runtime.stop_recorder import StopRecorder
+from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
 KIND = "Nothing"

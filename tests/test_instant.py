@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from reconciled.instant import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
+from reconciled.signal_handlers import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
 
 
 class Left(BaseException):

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from reconciled import threads
 from reconciled.core.resources import Key
 from reconciled.core.sources import Report, Unavailable
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, NotJournaled
 from reconciled.journal.sqlite.store import Store
 from reconciled.threads import NoThread, in_thread

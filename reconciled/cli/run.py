@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from reconciled.instant import SignalHandlers
+from reconciled.signal_handlers import SignalHandlers
 
 
 def execute(arguments: argparse.Namespace) -> NoReturn:

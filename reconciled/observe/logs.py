@@ -22,13 +22,14 @@ import attrs
 import structlog
 import trio
 
-from reconciled.core.folding import Recovery, RepeatFilter, Summary, Suppress
+from reconciled.core.repeat_filter import Recovery, RepeatFilter, Summary, Suppress
 from reconciled.observe import stdlib_logging
 from reconciled.observe.bound_log import LEVELS, BoundLog, bound_log_class, set_level
 from reconciled.observe.descriptor import Descriptor, open_descriptor
-from reconciled.observe.entries import JournaldRenderer, message, syslog_identifier
+from reconciled.observe.folding_keys import UNFOLDED, folding_line
 from reconciled.observe.journald import SOCKET, open_journald
-from reconciled.observe.lines import (
+from reconciled.observe.journald_format import JournaldRenderer, message, syslog_identifier
+from reconciled.observe.line_format import (
     Renderer,
     TimestampFormatter,
     colour_line,
@@ -38,7 +39,6 @@ from reconciled.observe.lines import (
 )
 from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
 from reconciled.observe.sink import Sink
-from reconciled.observe.subjects import UNFOLDED, folding_line
 from reconciled.observe.values import message_of, plain_data, traceback_of
 
 _SUMMARY_EVERY = 1.0  # seconds between looks for summaries that are due

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from reconciled.core.stages import Stage
-from reconciled.observe.lines import escaped
+from reconciled.observe.line_format import escaped
 
 VERSION = 1
 JSON_NAME = "last-stop.json"

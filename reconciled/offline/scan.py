@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 import trio
 
-from reconciled.core.desired import Changes, DesiredState
+from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Fingerprint, Key, Manifest

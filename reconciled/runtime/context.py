@@ -8,11 +8,10 @@ from pathlib import Path
 import attrs
 import trio
 
-from reconciled.core.loops import LoopDetector
+from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key
 from reconciled.core.results import Result
-from reconciled.instant import SignalHandlers
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs
@@ -20,6 +19,7 @@ from reconciled.programs.children import Children
 from reconciled.runtime.adoption_registry import AdoptionRegistry
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.stop_recorder import StopRecorder
+from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.service.show import systemctl_show
+from reconciled.service.systemctl import systemctl_show
 from reconciled.service.unit_facts import (
     Properties,
     UnitFacts,

@@ -21,7 +21,7 @@ from reconciled.cli.journal.text import format_list, format_operation
 from reconciled.core.resources import Key
 from reconciled.journal import resolutions
 from reconciled.journal.host_identity import HostIdentity
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import (
     Ending,
     Hold,

@@ -14,7 +14,7 @@ from desk import Desk
 
 from reconciled.cli.unit_report import shell_commands, unit_of
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
 from reconciled.service.findings import Remedy

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from reconciled.core.desired import Changes, DesiredState
+from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.core.folding import (
+from reconciled.core.repeat_filter import (
     CHANGE_REFILL,
     CHANGES,
     INTERVALS,

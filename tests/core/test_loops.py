@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from reconciled.core.loops import LoopBegan, LoopDetector, LoopEnded, LoopVerdict, RunFacts
+from reconciled.core.loop_detector import LoopBegan, LoopDetector, LoopEnded, LoopVerdict, RunFacts
 from reconciled.core.resources import Key
 
 KEY = Key("site/a")

@@ -11,7 +11,7 @@ import trio
 
 from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.host_identity import HostIdentity
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import AppliedSpec, Ending, Hold, OperationRecord
 from reconciled.journal.sqlite.schema import FILE
 from reconciled.journal.sqlite.store import Store

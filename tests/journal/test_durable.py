@@ -15,7 +15,7 @@ from images import HERE
 
 from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.host_identity import HostIdentity
-from reconciled.journal.operation_log import HistoryLimits, OperationJournal
+from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
 from reconciled.journal.operation_record import (
     AppliedSpec,
     Ending,

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from images import HERE, LOG
 
 from reconciled.core.resources import Fingerprint, Key
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import (
     AppliedSpec,
     Ending,

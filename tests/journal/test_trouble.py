@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, NotJournaled
 from reconciled.journal.sqlite import writer
 from reconciled.journal.sqlite.reserve import Reserve

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, NotJournaled, OperationAlreadyOpen
 from reconciled.journal.sqlite.schema import StoreUnusable
 from reconciled.journal.sqlite.store import Store

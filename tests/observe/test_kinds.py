@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reconciled.cli.main import VERBS
-from reconciled.observe.kinds import MESSAGE_IDS
+from reconciled.observe.message_ids import MESSAGE_IDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = (ROOT / "systemd/reconciled.catalog").read_text()

@@ -18,7 +18,7 @@ import structlog
 import trio
 import trio.testing
 
-from reconciled.core.folding import Emit, Line, RepeatFilter, Suppress
+from reconciled.core.repeat_filter import Emit, Line, RepeatFilter, Suppress
 from reconciled.observe.logs import Logs, configure
 
 

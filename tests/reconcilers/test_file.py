@@ -13,7 +13,7 @@ import trio
 from reconciled.api import Outcome, Request, Result
 from reconciled.reconcilers.file.diff import describe_change
 from reconciled.reconcilers.file.reconciler import File, FileOptions, FileReconciler
-from reconciled.reconcilers.file.written import WriteRecord
+from reconciled.reconcilers.file.write_record import WriteRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeRequest

@@ -22,14 +22,14 @@ from reconciled.api import done
 from reconciled.config.load import load
 from reconciled.core.resources import Manifest
 from reconciled.core.sources import Report, Snapshot
-from reconciled.instant import SignalHandlers
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.controllers import factory
 from reconciled.runtime.controllers.loading import LoadedController, prepare
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.integrations import Integrations
 from reconciled.runtime.daemon.startup import _once_code
+from reconciled.signal_handlers import SignalHandlers
 
 PLUGIN = """
 import attrs

@@ -13,7 +13,7 @@ from rig import Act, Removing, Rig, Thing, key, rig, thing
 
 from reconciled.api import Decision, Observation, Observed, Request, Step, StepKind, done
 from reconciled.journal.host_identity import HostIdentity
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, Hold, OperationRecord, StepState
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.operations.pinned import pin

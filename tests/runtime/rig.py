@@ -21,13 +21,12 @@ import trio.testing
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.core.loops import LoopDetector
+from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
-from reconciled.instant import SignalHandlers
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import Logs, configure
 from reconciled.plugins.loading import Plugin
@@ -40,6 +39,7 @@ from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.runtime.stop_recorder import StopRecorder
+from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop, Work
 
 Act = Callable[[Any], Awaitable[Any]]

@@ -20,8 +20,8 @@ from trio.testing import MockClock
 from reconciled.api import Request, Result, after, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.core.desired import DesiredState
-from reconciled.core.loops import LoopDetector
+from reconciled.core.desired_state import DesiredState
+from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.queue import WorkQueue
@@ -29,7 +29,6 @@ from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key
 from reconciled.core.sources import Snapshot
 from reconciled.core.stages import StopLimits
-from reconciled.instant import SignalHandlers
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
 from reconciled.runtime.adoption_registry import AdoptionRegistry
@@ -37,6 +36,7 @@ from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.runtime.stop_recorder import StopRecorder
+from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
 # The rounds, in parts: the first is in every run.

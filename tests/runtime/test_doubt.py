@@ -34,7 +34,7 @@ from reconciled.api import (
     RollBack,
     done,
 )
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
 

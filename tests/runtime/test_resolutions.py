@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from reconciled.api import Result, done
 from reconciled.core.resources import Key
 from reconciled.journal import resolutions
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, Hold, OperationRecord, Resolution
 from reconciled.journal.resolutions import ALL_OPERATIONS, ResolutionRequest
 from reconciled.journal.sqlite.store import Store, WriteFailed

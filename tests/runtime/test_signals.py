@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciled.instant import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
+from reconciled.signal_handlers import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
 
 PLUGIN = """
 import attrs, signal

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reconciled.service.manager import Membership, membership
-from reconciled.service.show import parse_show_output
+from reconciled.service.systemctl import parse_show_output
 from reconciled.service.unit_facts import UnitFacts, facts_of, parse_timespan, seconds_of, socket_of
 
 FOREVER = 2**64 - 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.cli.journal.text import as_data, format_list, format_operation
-from reconciled.cli.journal.undoing import UndoCheck
+from reconciled.cli.journal.undo_check import UndoCheck
 from reconciled.cli.terminal import (
     act_as_owner,
     print_error,

@@ -29,7 +29,7 @@ from reconciled.config.structuring.faults import (
     guess,
     unknown_message,
 )
-from reconciled.config.structuring.shapes import (
+from reconciled.config.structuring.field_types import (
     SEQUENCES,
     is_enum,
     is_literal,
@@ -39,7 +39,7 @@ from reconciled.config.structuring.shapes import (
     shape_fits,
     type_name,
 )
-from reconciled.config.structuring.simple import (
+from reconciled.config.structuring.primitives import (
     COERCED,
     SIMPLE,
     enum_hook,

@@ -38,7 +38,7 @@ from reconciled.api import (
     terminal,
 )
 from reconciled.reconcilers.file.diff import describe_change, is_private
-from reconciled.reconcilers.file.written import WriteRecord
+from reconciled.reconcilers.file.write_record import WriteRecord
 
 # Seconds, of replacement, validate and after together; less where stop.critical is less.
 BUDGET = 60.0

@@ -19,7 +19,7 @@ import trio
 
 from reconciled.api import Reconciler
 from reconciled.config.model import ControllerConfig
-from reconciled.core.desired import Changes, DesiredState
+from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
 from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.lane import Lane

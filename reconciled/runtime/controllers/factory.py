@@ -10,7 +10,7 @@ from reconciled.config.manifests import Parser, SpecValidator
 from reconciled.config.watches import DirectoryWatch, EveryWatch
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
-from reconciled.core.desired import DesiredState
+from reconciled.core.desired_state import DesiredState
 from reconciled.core.durations import format_duration
 from reconciled.core.problems import Invalid, Problem
 from reconciled.core.queue.backoff import Backoff

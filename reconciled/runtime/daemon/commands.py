@@ -13,13 +13,13 @@ import attrs
 import trio
 
 from reconciled.core.stages import Stage
-from reconciled.instant import STOP_SIGNALS
 from reconciled.observe import tasktree
 from reconciled.programs.orphans import OrphanReaper
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.reload import Reloader, ReloadRequest
 from reconciled.runtime.daemon.shutdown import Shutdown
 from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.signal_handlers import STOP_SIGNALS
 from reconciled.stop.last_resort import LastResort
 
 STOPS_ALREADY = "a stop is under way"

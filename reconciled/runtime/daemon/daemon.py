@@ -20,11 +20,10 @@ from pathlib import Path
 import attrs
 import trio
 
-from reconciled.core.loops import LoopDetector
+from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key
-from reconciled.instant import SignalHandlers
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import current_children
@@ -48,6 +47,7 @@ from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.adoption import enqueue_open_operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.runtime.stop_recorder import StopRecorder
+from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 from reconciled.stop.last_resort import LastResort
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import attrs
 
 from reconciled.core.stages import Stage
-from reconciled.instant import STOP_SIGNALS
 from reconciled.observe import stopreport
 from reconciled.observe.stopreport import StopReport
 from reconciled.observe.tasktree import frames_of
 from reconciled.runtime.context import RuntimeContext
+from reconciled.signal_handlers import STOP_SIGNALS
 from reconciled.stop import Cut, Work
 from reconciled.stop.last_resort import Blocked
 

@@ -20,8 +20,7 @@ from reconciled.config.references import not_built_lines
 from reconciled.control.addresses import ListenRefused
 from reconciled.core.problems import Invalid
 from reconciled.core.resources import Key
-from reconciled.instant import SignalHandlers
-from reconciled.journal.operation_log import HistoryLimits, OperationJournal
+from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
 from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.state_lock import Locked, StateLock, StateRefused
@@ -35,6 +34,7 @@ from reconciled.runtime.daemon.integrations import Integrations
 from reconciled.runtime.daemon.run_once import OnceProgress
 from reconciled.runtime.daemon.strays import end_leftovers
 from reconciled.runtime.host.unit_check import UnitCheck
+from reconciled.signal_handlers import SignalHandlers
 
 DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 

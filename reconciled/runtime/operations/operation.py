@@ -21,7 +21,7 @@ import trio
 from reconciled.api import ProgramEnd, StepKind
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import AppliedSpec, Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import ProgramFailed, attempts

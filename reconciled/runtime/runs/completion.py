@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from reconciled.core.durations import format_duration
-from reconciled.core.loops import LoopBegan, LoopEnded, RunFacts
+from reconciled.core.loop_detector import LoopBegan, LoopEnded, RunFacts
 from reconciled.core.queue.entry import Job, Priority
 from reconciled.core.resources import Key
 from reconciled.core.results import Outcome, Result

@@ -25,7 +25,7 @@ from reconciled.core.resources import Manifest, fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.journal import operation_record
 from reconciled.journal.host_identity import HostIdentity
-from reconciled.journal.operation_log import OperationJournal
+from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import attempts

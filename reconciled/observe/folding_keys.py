@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from reconciled.core.folding import FAULTS, Line
+from reconciled.core.repeat_filter import FAULTS, Line
 
 # Events whose equal lines each say something: never folded. A stop interrupts each key once, and a
 # thousand of them at once: to look for repetitions took a fifth of the time until they are out.

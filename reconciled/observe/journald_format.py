@@ -22,8 +22,8 @@ from typing import Any
 
 import attrs
 
-from reconciled.observe.kinds import MESSAGE_IDS
-from reconciled.observe.lines import NUMBERS, encoded, escaped, format_value
+from reconciled.observe.line_format import NUMBERS, encoded, escaped, format_value
+from reconciled.observe.message_ids import MESSAGE_IDS
 
 PREFIX = "RECONCILED_"
 IDENTIFIER = "reconciled"
