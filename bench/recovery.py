@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from one_controller import KIND, Nothing, rigged
 from process import daemon
-from rig import KIND, Nothing, rigged
 from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done

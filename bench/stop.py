@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from rig import KIND, Nothing, rigged
+from one_controller import KIND, Nothing, rigged
 from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result

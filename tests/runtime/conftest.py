@@ -28,6 +28,6 @@ def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The directory of a whole daemon, and the script around it."""
-    from household import World
+    from whole_daemon import World
 
     return World(tmp_path, monkeypatch)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import trio
-from lives import (
+from one_controller import Script, key, rig, thing
+from restarts import (
     AS_DESIRED,
     DIFFERENT,
     UNKNOWN,
@@ -25,7 +26,6 @@ from lives import (
     past_of,
     revived,
 )
-from rig import Script, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import (

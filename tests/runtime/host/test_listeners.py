@@ -14,9 +14,9 @@ import attrs
 import pytest
 import structlog
 import trio
-from household import World
-from rig import thing
+from one_controller import thing
 from trio.testing import MockClock
+from whole_daemon import World
 
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig

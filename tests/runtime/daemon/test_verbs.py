@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import trio
-from household import World
-from rig import thing
+from one_controller import thing
 from trio.testing import MockClock
+from whole_daemon import World
 
 from reconciled.api import Result, done
 from reconciled.control.addresses import Peer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import attrs
 import pytest
-from household import World
-from lives import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, past_of, revived
-from rig import key
+from one_controller import key
+from restarts import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, past_of, revived
 from trio.testing import MockClock
+from whole_daemon import World
 
 from reconciled.api import Complete, Decision, Hold, Secret, Wait
 from reconciled.config.load import load

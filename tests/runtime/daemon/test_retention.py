@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from rig import Rig, Script, key, rig
+from one_controller import Rig, Script, key, rig
 from trio.testing import MockClock
 
 from reconciled.journal.operation_record import Ending, Hold

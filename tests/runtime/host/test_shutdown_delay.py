@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from rig import Rig, Script, key, rig, thing
+from one_controller import Rig, Script, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Result, done

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import trio
-from lives import (
+from one_controller import key, thing
+from restarts import (
     AS_DESIRED,
     DIFFERENT,
     STEPS,
@@ -24,7 +25,6 @@ from lives import (
     past_of,
     revived,
 )
-from rig import key, thing
 from trio.testing import MockClock
 
 from reconciled.api import (

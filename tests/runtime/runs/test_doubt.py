@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from lives import (
+from one_controller import key, thing
+from restarts import (
     AS_DESIRED,
     DIFFERENT,
     STEPS,
@@ -26,7 +27,6 @@ from lives import (
     read_only,
     revived,
 )
-from rig import key, thing
 from trio.testing import MockClock
 
 from reconciled.api import (

@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from household import PLUGIN, World
-from rig import thing
+from one_controller import thing
 from trio.testing import MockClock
+from whole_daemon import PLUGIN, World
 
 from reconciled.api import Result, done, retry, terminal
 from reconciled.core.stages import Stage

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import trio
-from household import World
-from rig import thing
+from one_controller import thing
 from trio.testing import MockClock
+from whole_daemon import World
 
 from reconciled.api import Result, after, done, retry, terminal
 from reconciled.core.sources import Unavailable

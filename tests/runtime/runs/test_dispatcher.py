@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from rig import Script, key, logs_to, plugin_of, rig, thing
+from one_controller import Script, key, logs_to, plugin_of, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Request, Result, after, done

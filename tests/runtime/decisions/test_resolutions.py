@@ -10,9 +10,9 @@ import asyncinotify
 import attrs
 import pytest
 import trio
-from household import PLUGIN, World
-from rig import thing
+from one_controller import thing
 from trio.testing import MockClock
+from whole_daemon import PLUGIN, World
 
 from reconciled.api import Result, done
 from reconciled.core.resources import Key

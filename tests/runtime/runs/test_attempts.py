@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from lives import (
+from one_controller import key, thing, unavailable
+from restarts import (
     Actor,
     consistent,
     ending_of,
@@ -19,7 +20,6 @@ from lives import (
     operate,
     revived,
 )
-from rig import key, thing, unavailable
 from trio.testing import MockClock
 
 from reconciled.api import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from rig import Script, Thing, plugin_of
+from one_controller import Script, Thing, plugin_of
 
 from reconciled.config.load import load
 from reconciled.config.manifests import Parser

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 import trio
-from rig import Act, Removing, Rig, Thing, key, rig, thing
+from one_controller import Act, Removing, Rig, Thing, key, rig, thing
 
 from reconciled.api import Decision, Observation, Observed, Request, Step, StepKind, done
 from reconciled.journal.host_identity import HostIdentity

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import attrs
 import pytest
 import trio
-from rig import Removing, Rig, Script, Thing, key, rig, thing
+from one_controller import Removing, Rig, Script, Thing, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, Terminal, after, done, retry, terminal

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from rig import Rig, Script, Source, rig, thing
+from one_controller import Rig, Script, Source, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Result, done

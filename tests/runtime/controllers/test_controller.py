@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from rig import Removing, Rig, Script, Source, key, logs_to, rig, thing, unavailable
+from one_controller import Removing, Rig, Script, Source, key, logs_to, rig, thing, unavailable
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, after, done, retry, terminal

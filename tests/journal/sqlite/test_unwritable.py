@@ -21,7 +21,7 @@ from reconciled.journal.sqlite import writer
 from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.store import Store
 
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).parents[1] / "worker.py"
 pytestmark = pytest.mark.processes
 
 

@@ -16,7 +16,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from rig import Act, Line, Source, lines_of, logs_to
+from one_controller import Act, Line, Source, lines_of, logs_to
 
 from reconciled.api import done
 from reconciled.config.load import load
@@ -33,7 +33,7 @@ from reconciled.signal_handlers import SignalHandlers
 
 PLUGIN = """
 import attrs
-from household import World
+from whole_daemon import World
 from reconciled.api import Reconciler
 
 @attrs.frozen

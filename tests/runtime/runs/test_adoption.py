@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from lives import Actor, consistent, ending_of, leave, operate, revived
-from rig import Rig, key, thing
+from one_controller import Rig, key, thing
+from restarts import Actor, consistent, ending_of, leave, operate, revived
 from trio.testing import MockClock
 
 from reconciled.core.queue.entry import Priority
