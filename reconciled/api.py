@@ -306,10 +306,6 @@ class Reconciler(abc.ABC, Generic[S]):
         """
         return None
 
-    def unimplemented_fields(self, spec: S) -> list[str]:  # noqa: ARG002 - for those that override it
-        """Names in *spec* that are accepted and have no effect in this version."""
-        return []
-
     async def observe(self, request: Request[S]) -> Observation | None:  # noqa: ARG002
         """What is there, without effects; may answer UNKNOWN. None: it cannot observe.
 

@@ -267,9 +267,12 @@ def events_in_code() -> set[str]:
         "warning",
         "error",
         "critical",
-        "last_words",
+        "log_from_thread",
         "line",
-        "_say",
+        "_emit",
+        "_log_outcome",
+        "_log_recovery",
+        "_log_source",
         "render",
     }
     form = re.compile(r"[a-z]+\.[a-z_]+")

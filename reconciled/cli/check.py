@@ -126,7 +126,6 @@ def _contents(prepared: PreparedConfig, found: CheckReport) -> list[ControllerSc
         for source, reason in each.unavailable.items():
             place = each.ready.config.origin
             problems.add(Problem(place, f"{source} cannot be read: {reason}"))
-        found.warnings += _not_built_specs(each)
         found.warnings += _cannot_roll_back(each)
     found.add_grade("manifests", sorted(problems), f"ok, {count} resources")
     found.warnings += unresolved(surveyed)
@@ -175,15 +174,6 @@ def _kinds_without_controller(
         for each in surveyed
         for manifest in each.manifests
         if manifest.kind not in kinds
-    ]
-
-
-def _not_built_specs(each: ControllerScan) -> list[str]:
-    ready = each.ready
-    return [
-        f"{manifest.origin}: {', '.join(names)}: accepted, and without effect in this version"
-        for manifest in each.desired.manifests.values()
-        if (names := ready.reconciler.unimplemented_fields(ready.plugin.spec(manifest)))
     ]
 
 

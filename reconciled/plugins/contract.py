@@ -14,7 +14,7 @@ ASYNC = ("reconcile", "remove", "plan", "observe", "undo")
 
 
 # Decide from what they are given, so that they must not wait.
-PURE = ("recover", "budget", "not_built", "can_undo")
+PURE = ("recover", "budget", "can_undo")
 
 
 def judge(cls: Any) -> tuple[str, type, type | None]:

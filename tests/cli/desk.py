@@ -30,8 +30,6 @@ class NoPlan(Reconciler[Note]):
     def budget(self, spec):
         return spec.seconds or None
 
-    def not_built(self, spec):
-        return ["colour"] if spec.text == "coloured" else []
 
 class Noter(NoPlan):
     async def remove(self, request):

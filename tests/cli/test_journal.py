@@ -350,9 +350,9 @@ def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
     assert decided.who == listing.login_name()
     file = desk.state / "resolutions" / f"{identity}.json"
     assert file.stat().st_mode & 0o777 == 0o600
-    listing = desk.say("journal", "list").out
-    assert "decided: forward" in listing
-    assert "1 held" not in listing
+    printed = desk.say("journal", "list").out
+    assert "decided: forward" in printed
+    assert "1 held" not in printed
     assert "Decided, and not acted on yet: --forward" in desk.say("journal", "show", identity).out
 
 

@@ -194,16 +194,15 @@ def test_check_warns(desk: Desk) -> None:
     """What has no effect, leaves keys behind or would be held is a warning; --strict counts it."""
     desk.apply(*(f"c/k{number}" for number in range(6)), "gone/a")
     desk.configure(head="http: {listen: '127.0.0.1:9464'}\n")
-    desk.declare("x", text="coloured")
+    desk.declare("x")
     said = desk.say("check")
     assert said.code == 0
     warnings = said.err.splitlines()
-    assert len(warnings) == 4
+    assert len(warnings) == 3
     assert all(line.endswith("(warning)") for line in warnings)
     assert "http serves /livez and /readyz in this version" in warnings[0]
-    assert "colour: accepted, and without effect" in warnings[1]
-    assert "controller gone is not configured any more: the 1 keys" in warnings[2]
-    assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[3]
+    assert "controller gone is not configured any more: the 1 keys" in warnings[1]
+    assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[2]
     assert said.lines[-1] == "@/r.yaml is valid."
     strict = desk.say("check", "--strict", "--json")
     assert strict.code == 78

@@ -144,7 +144,7 @@ class Journal(RuleBasedStateMachine):
         owned = AppliedSpec("File", {"a": 1}, print_, "/") if own else None
         taken = any(model.key == key for model in self.open_models.values())
         try:
-            record = self._run(self.operations.begin, key, "apply", {"k": key}, owned=owned)
+            record = self._run(self.operations.begin, key, "apply", {"k": key}, applied_spec=owned)
         except OperationAlreadyOpen:
             assert taken
             return

@@ -49,22 +49,22 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "endless": ("TimeoutStopSec", {"timeout_stop": math.inf}, "a power-off is forced after 30min"),
     "long abort": ("TimeoutStopSec", {"timeout_abort": 1500.0}, "lets a stop take 37min"),
     "all at once": ("KillMode", {"kill_mode": "control-group"}, "it kills helm"),
-    "alone": ("KillMode", {"kill_mode": "control-group", "stop_post": ()}, "it kills helm"),
+    "alone": ("KillMode", {"kill_mode": "control-group", "exec_stop_post": ()}, "it kills helm"),
     "nobody": ("KillMode", {"kill_mode": "none"}, "leaves the daemon itself running"),
-    "no reaper": ("ExecStopPost", {"stop_post": ()}, "nobody ends it"),
-    "others": ("ExecStopPost", {"stop_post": (("logger", "x"),)}, "nobody ends it"),
-    "hasty": ("ExecStopPost", {"stop_post": ((*REAP[:2], "--wait", "1m"),)}, "below stop.critical"),
-    "patient": ("ExecStopPost", {"stop_post": (REAP[:2],)}, "--term=30s may take longer"),
+    "no reaper": ("ExecStopPost", {"exec_stop_post": ()}, "nobody ends it"),
+    "others": ("ExecStopPost", {"exec_stop_post": (("logger", "x"),)}, "nobody ends it"),
+    "hasty": ("ExecStopPost", {"exec_stop_post": ((*REAP[:2], "--wait", "1m"),)}, "below stop.critical"),
+    "patient": ("ExecStopPost", {"exec_stop_post": (REAP[:2],)}, "--term=30s may take longer"),
     "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "lasts for ever"),
     "unheard": ("NotifyAccess", {"notify_access": "none"}, "hears neither"),
     "simple": ("NotifyAccess", {"notify_access": "none", "type": "simple"}, "set Type=notify and"),
     "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "does not hear `reconciled"),
-    "gone": ("Restart", {"restart": "no", "prevented": frozenset()}, "nobody recovers"),
-    "again": ("RestartPreventExitStatus", {"prevented": frozenset({2})}, "lacks 78"),
-    "for good": ("StartLimitIntervalSec", {"start_limit": 10.0}, "5 crashes in a row"),
+    "gone": ("Restart", {"restart": "no", "restart_prevent_exit_status": frozenset()}, "nobody recovers"),
+    "again": ("RestartPreventExitStatus", {"restart_prevent_exit_status": frozenset({2})}, "lacks 78"),
+    "for good": ("StartLimitIntervalSec", {"start_limit_interval": 10.0}, "5 crashes in a row"),
     "all or none": ("OOMPolicy", {"oom_policy": "stop"}, "takes the whole service along"),
     "immortal": ("SendSIGKILL", {"send_sigkill": False}, "the next start is refused"),
-    "unread": ("NeedDaemonReload", {"stale": True}, "systemctl daemon-reload"),
+    "unread": ("NeedDaemonReload", {"need_daemon_reload": True}, "systemctl daemon-reload"),
     "cut drain": ("InhibitDelayMaxSec", {"inhibit_delay": 5.0}, "below stop.drain (20s)"),
     "inside": (
         "ListenStream",
@@ -102,20 +102,20 @@ def written(facts: UnitFacts, finding: Finding) -> UnitFacts:
 def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> dict[str, Any]:
     spans = {"TimeoutStopSec": "timeout_stop", "TimeoutAbortSec": "timeout_abort"}
     spans |= {"WatchdogSec": "watchdog", "InhibitDelayMaxSec": "inhibit_delay"}
-    spans |= {"StartLimitIntervalSec": "start_limit", "RestartSec": "restart_delay"}
+    spans |= {"StartLimitIntervalSec": "start_limit_interval", "RestartSec": "restart_delay"}
     words = {"KillMode": "kill_mode", "NotifyAccess": "notify_access", "Type": "type"}
     words |= {"Restart": "restart", "OOMPolicy": "oom_policy"}
     if name in spans:
         return {spans[name]: seconds_of(parse_timespan(value))}
     if name in words:
         return {words[name]: value}
-    commands = changes.get("stop_post", facts.exec_stop_post)
-    prevented = changes.get("prevented", facts.restart_prevent_exit_status)
+    commands = changes.get("exec_stop_post", facts.exec_stop_post)
+    prevented = changes.get("restart_prevent_exit_status", facts.restart_prevent_exit_status)
     (unit,) = facts.sockets
     lists = {
-        "ExecStopPost": {"stop_post": (*commands, tuple(value.split())) if value else ()},
+        "ExecStopPost": {"exec_stop_post": (*commands, tuple(value.split())) if value else ()},
         "RestartPreventExitStatus": {
-            "prevented": {*prevented, *(int(word) for word in value.split() if word.isdecimal())}
+            "restart_prevent_exit_status": {*prevented, *(int(word) for word in value.split() if word.isdecimal())}
         },
         "SendSIGKILL": {"send_sigkill": value == "yes"},
         "ListenStream": {"sockets": (attrs.evolve(unit, paths=(value,) if value else ()),)},

@@ -282,9 +282,6 @@ class Controller:
             # A program that fails may print what it was given: never into a log (invariant 13).
             self.context.logs.redactor.register_all(manifest.spec)
             spec = self._specs[key] = self.plugin.spec(manifest)
-            if names := self.reconciler.unimplemented_fields(spec):
-                reason = f"{', '.join(names)}: accepted, and without effect in this version"
-                self.context.log.warning("spec.not_built", key=key, reason=reason)
         return spec
 
     def scheduled(self, causes: tuple[str, ...]) -> bool:

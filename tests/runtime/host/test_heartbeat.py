@@ -47,13 +47,13 @@ class Manager:
     full: bool = False
     heard: list[Message] = attrs.field(factory=list)
 
-    def tell(self, **fields: Any) -> bool:
+    def notify(self, **fields: Any) -> bool:
         if not self.full:
             self.heard.append(Message(trio.current_time(), fields))
         return not self.full
 
-    def status(self, text: str) -> bool:
-        return self.tell(STATUS=text)
+    def set_status(self, text: str) -> bool:
+        return self.notify(STATUS=text)
 
     def all(self, name: str) -> list[Message]:
         return [message for message in self.heard if name in message.fields]
@@ -260,13 +260,13 @@ async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockCloc
         b.manager.full = False
         await trio.sleep(1.1)
         assert b.heart.has_watchdog
-        b.heart.reload(None)
-        assert b.heart.watched
+        b.heart.notify_reload(None)
+        assert b.heart.has_watchdog
         b.rig.host.signals.stop_at = 0.0
-        assert not b.heart.watched
+        assert not b.heart.has_watchdog
     async with beating(tmp_path / "other", Manager()) as b:
         b.heart.ready()
-        assert not b.heart.watched
+        assert not b.heart.has_watchdog
 
 
 # -- reloads -------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Life:
     broken: Exception | None = None
     closed: bool = False
 
-    async def preparing(self) -> bool:
+    async def is_preparing_for_shutdown(self) -> bool:
         await self._ask()
         return self.machine.coming
 
@@ -95,7 +95,7 @@ class Life:
         await self._ask()
         return self.machine.delay
 
-    async def lock(self, who: str, why: str) -> Lock:
+    async def inhibit(self, who: str, why: str) -> Lock:
         await self._ask()
         assert (who, bool(why)) == ("reconciled", True)
         assert not self.machine.coming, "a lock is refused while what it would delay goes on"
@@ -104,7 +104,7 @@ class Life:
         self.machine.locks.append(Lock(trio.current_time()))
         return self.machine.locks[-1]
 
-    async def changed(self) -> None:
+    async def wait_changed(self) -> None:
         await self.mark.wait()
         self.mark = trio.Event()
         await self._ask()

@@ -65,7 +65,7 @@ class Program:
         if self.broken is not None:
             raise self.broken
 
-    async def end_at_once(self, term: float) -> None:
+    async def terminate(self, term: float) -> None:
         self.ended_by_us.append(trio.current_time())
         await trio.sleep(term / 2)
         if self.dies:

@@ -57,10 +57,10 @@ class NoOperations:
     """A journal in which nothing is open."""
 
     @property
-    def log(self) -> NoOperations:
+    def journal(self) -> NoOperations:
         return self
 
-    def open_of(self, _: Key) -> None:
+    def find_by_key(self, _: Key) -> None:
         return None
 
 

@@ -264,13 +264,13 @@ async def test_c15_a_failure_does_not_carry_a_cancellation_away(
 async def test_c15_code_beside_reconcile_is_the_plugins_too(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """not_built() and the spec's own code may fail as they like: only their key does (C15)."""
+    """can_undo() and the spec's own code may fail as they like: only their key does (C15)."""
 
     class Odd(Script):
-        def unimplemented_fields(self, spec: Thing) -> list[str]:
+        def can_undo(self, spec: Thing) -> bool:
             if spec.value == 7:
                 raise SystemExit(3)
-            return []
+            return False
 
     script = Odd()
     async with rig(tmp_path, script) as made:
@@ -403,9 +403,9 @@ async def test_the_key_is_remembered_before_its_first_effect(
 
     async def act(request: Any) -> Result:
         async with request.operation("write"):
-            store = request._host.store
-            seen.append((store.begun(request.key), store.fingerprint(request.key)))
-            recalled = await store.recall(request.key)
+            store = request._context.store
+            seen.append((store.incomplete_fingerprint(request.key), store.fingerprint(request.key)))
+            recalled = await store.find_applied(request.key)
             seen.append((recalled.spec, recalled.base, recalled.complete))
         return done()
 
