@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import attrs
 
 from reconciled.core.durations import Seconds, parse_duration
+from reconciled.core.errors import SecretUnavailable, Terminal
 from reconciled.core.recovery import (
     Abandon,
     Complete,
@@ -44,7 +45,7 @@ from reconciled.core.recovery import (
     StepKind,
     Wait,
 )
-from reconciled.core.results import Outcome, Result, Terminal, after, done, retry, terminal
+from reconciled.core.results import Outcome, Result, after, done, retry, terminal
 from reconciled.files import (
     Comparison,
     FileRefused,
@@ -60,7 +61,7 @@ from reconciled.files import (
     temporary_name,
 )
 from reconciled.programs import Ended, ProgramFailed, run_program
-from reconciled.service.credentials import Secret, SecretUnavailable
+from reconciled.service.credentials import Secret
 
 __all__ = [
     "Abandon",

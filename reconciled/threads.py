@@ -14,14 +14,12 @@ from typing import TypeVar
 
 import trio
 
+from reconciled.core.errors import NoThread
+
 T = TypeVar("T")
 
 # For a thread to be had, in seconds, and from one attempt to the next.
 START_TIMEOUT, RETRY_INTERVAL = 5.0, 0.05
-
-
-class NoThread(OSError):
-    """No thread could be started in time; nothing was begun. The message says what helps."""
 
 
 async def in_thread(

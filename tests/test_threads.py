@@ -13,12 +13,13 @@ import trio
 from trio.testing import MockClock
 
 from reconciled import threads
+from reconciled.core.errors import NoThread, NotJournaled
 from reconciled.core.resources import Key
 from reconciled.core.sources import Report, Unavailable
 from reconciled.journal.operation_journal import OperationJournal
-from reconciled.journal.operation_record import Ending, NotJournaled
+from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
-from reconciled.threads import NoThread, in_thread
+from reconciled.threads import in_thread
 from reconciled.watchers.directory import DirectoryWatcher
 
 PACKAGE = Path(threads.__file__).parent

@@ -7,7 +7,7 @@ import os
 
 from reconciled.cli.terminal import act_as_owner, print_error, print_line, report_invalid
 from reconciled.config.load import find_config, load
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.runtime.decisions.removals import describe, read_pending, write_approval
 
 NOTHING_HELD = 4

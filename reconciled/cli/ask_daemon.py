@@ -7,8 +7,9 @@ import os
 import sys
 
 from reconciled.config.locations import find_config, find_socket
-from reconciled.control.client import NoDaemon, NotDone, send_request
+from reconciled.control.client import send_request
 from reconciled.control.protocol import ControlRequest
+from reconciled.core.errors import NoDaemon, RequestNotDone
 
 NOT_DONE, NO_DAEMON = 1, 69
 
@@ -32,7 +33,7 @@ def ask_daemon(arguments: argparse.Namespace, request: ControlRequest) -> int:
     except NoDaemon as error:
         sys.stderr.write(f"{verb}: {error}\n")
         return NO_DAEMON
-    except NotDone as error:
+    except RequestNotDone as error:
         sys.stderr.write(f"{verb}: {error}\n")
         return NOT_DONE
     out = sys.stderr if answer.code else sys.stdout

@@ -28,7 +28,7 @@ from reconciled.cli.terminal import (
 from reconciled.cli.unit_report import UnitReport, check_unit, shell_commands
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.core.resources import Key
 from reconciled.core.stages import LAST_RESORT, StopLimits
 from reconciled.journal.operation_record import Ending

@@ -31,7 +31,8 @@ from reconciled.config.model import Config
 from reconciled.config.references import not_built_lines
 from reconciled.config.yaml.documents import read_documents
 from reconciled.core.durations import format_duration
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.resources import Key, Origin
 from reconciled.journal.sqlite.store import Applied
 from reconciled.offline.scan import ControllerScan, scan_sources

@@ -20,7 +20,7 @@ from reconciled.cli.terminal import (
     report_problems,
 )
 from reconciled.config.load import find_config, load
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.core.resources import Key
 from reconciled.observe.logs import configure
 from reconciled.offline.plan import KeyPlan, plan

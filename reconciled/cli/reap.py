@@ -59,13 +59,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
-    from reconciled.journal.state_lock import Locked, StateLock, StateRefused
+    from reconciled.core.errors import StateLocked, StateRefused
+    from reconciled.journal.state_lock import StateLock
     from reconciled.programs.reaper import Reaper
 
     _act_as_owner(state)
     try:
         lock = StateLock.acquire(state, wait=0)
-    except Locked as held:
+    except StateLocked as held:
         return _refuse(DAEMON_ALIVE, str(held))
     except StateRefused as refused:
         return _refuse(REFUSED, str(refused))

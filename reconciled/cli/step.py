@@ -12,13 +12,9 @@ from __future__ import annotations
 import os
 import sys
 
+from reconciled.core.errors import StaleAttempt, StepsDamaged
 from reconciled.programs import steps
-from reconciled.programs.steps import (
-    StaleAttempt,
-    StepsDamaged,
-    check_name,
-    parse_handle,
-)
+from reconciled.programs.steps import check_name, parse_handle
 
 TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:

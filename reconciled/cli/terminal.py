@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid, StoreTooNew, StoreUnusable
 from reconciled.core.resources import Key
-from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.journal.sqlite.store import Applied, read_all_applied
 from reconciled.offline.scan import ControllerScan

@@ -15,7 +15,8 @@ from reconciled.config.watches import DirectoryWatch, Watch, read_watch
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
 from reconciled.core.durations import Seconds
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 
 # A controller's name is the first part of every key, and a word in logs and metrics.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

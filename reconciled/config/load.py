@@ -38,7 +38,8 @@ from reconciled.config.watches import absolute
 from reconciled.config.yaml.documents import Document, read_documents
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 
 __all__ = ["LoadedConfig", "find_config", "load"]

@@ -20,7 +20,8 @@ from reconciled.config.structuring.faults import describe
 from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.yaml.documents import Document, read_documents
 from reconciled.config.yaml.positions import Path, Positions
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.resources import NOTHING, Manifest, Origin, fingerprint_of
 
 # Checks the spec of a manifest of the given kind, which stands at the path of the positions.

@@ -17,7 +17,8 @@ from reconciled.config.structuring.values import Share, positive
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
 from reconciled.core.durations import Seconds
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 
 

@@ -24,19 +24,11 @@ import attrs
 import trio
 
 from reconciled.control.protocol import address_of
+from reconciled.core.errors import ListenRefused
 
 # Who connects while the daemon is busy or away waits here.
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")
-
-
-class ListenRefused(Exception):
-    """A listener cannot be opened; the message says why, and what to do."""
-
-    @property
-    def in_use(self) -> bool:
-        """Whether somebody else listens there, which may pass."""
-        return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EADDRINUSE
 
 
 @attrs.frozen

@@ -17,25 +17,17 @@ from reconciled.control.protocol import (
     LONGEST_REPLY,
     ControlReply,
     ControlRequest,
-    Malformed,
     address_of,
     decode,
     encode_request,
 )
+from reconciled.core.errors import MalformedMessage, NoDaemon, RequestNotDone
 
 # For the daemon to say that it has heard; a kept socket may wait for one that is just starting.
 ACKNOWLEDGE_TIMEOUT = 5.0
 # For the answer itself: below the two minutes that the unit gives a reload, so that what is said
 # is ours.
 REPLY_TIMEOUT = 100.0
-
-
-class NoDaemon(Exception):
-    """Nobody answers; the message says where, and how that shows."""
-
-
-class NotDone(Exception):
-    """The daemon has answered, or may not be asked: the message says why it is not done."""
 
 
 def send_request(
@@ -47,14 +39,16 @@ def send_request(
         conversation.begin(request)
         first = conversation.next(ACKNOWLEDGE_TIMEOUT, acknowledged=False)
         if "accepted" not in first:
-            raise NotDone(str(first.get("refused", "the daemon answers what nobody understands")))
+            raise RequestNotDone(
+                str(first.get("refused", "the daemon answers what nobody understands"))
+            )
         last = conversation.next(reply_timeout, acknowledged=True)
     if "refused" in last:
-        raise NotDone(str(last["refused"]))
+        raise RequestNotDone(str(last["refused"]))
     try:
         return ControlReply(int(last["code"]), tuple(str(line) for line in last.get("lines", ())))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise NotDone("the daemon answers what nobody understands") from error
+        raise RequestNotDone("the daemon answers what nobody understands") from error
 
 
 class _Conversation:
@@ -81,7 +75,7 @@ class _Conversation:
             raise self._timeout_error() from error
         except PermissionError as error:
             told = f"{self.path} may not be used: be root, or the user of the daemon"
-            raise NotDone(told) from error
+            raise RequestNotDone(told) from error
         except OSError as error:
             raise NoDaemon(
                 f"no daemon answers at {self.path}: {error.strerror or error}"
@@ -102,19 +96,21 @@ class _Conversation:
             if not acknowledged:
                 raise self._timeout_error() from error
             told = f"no word of its end within {timeout:g} s: the daemon goes on with it"
-            raise NotDone(told) from error
+            raise RequestNotDone(told) from error
         except OSError as error:
             raise self._disconnect_error(acknowledged=acknowledged) from error
         line, _, self.unread = self.unread.partition(b"\n")
         try:
             return decode(line)
-        except Malformed as error:
-            raise NotDone("the daemon answers what nobody understands") from error
+        except MalformedMessage as error:
+            raise RequestNotDone("the daemon answers what nobody understands") from error
 
     def _timeout_error(self) -> NoDaemon:
         return NoDaemon(f"no daemon answers at {self.path} within {ACKNOWLEDGE_TIMEOUT:g} s")
 
     def _disconnect_error(self, *, acknowledged: bool) -> Exception:
         if acknowledged:
-            return NotDone("the daemon ended before it was done: its log says what became of it")
+            return RequestNotDone(
+                "the daemon ended before it was done: its log says what became of it"
+            )
         return NoDaemon(f"no daemon answers: who served {self.path} is gone")

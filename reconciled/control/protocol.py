@@ -24,15 +24,13 @@ from typing import Any
 
 import attrs
 
+from reconciled.core.errors import MalformedMessage
+
 # Of one line, in bytes.
 LONGEST_REQUEST = 4096
 LONGEST_REPLY = 1 << 20
 # What the kernel takes as the address of a unix socket.
 _LONGEST_ADDRESS = 107
-
-
-class Malformed(Exception):
-    """A line that is not of this protocol; the message says what is wrong with it."""
 
 
 @attrs.frozen
@@ -66,7 +64,7 @@ def decode_request(line: bytes) -> ControlRequest:
     message = decode(line)
     verb = message.pop("verb", None)
     if not isinstance(verb, str):
-        raise Malformed('a request names its verb, as in {"verb": "reload"}')
+        raise MalformedMessage('a request names its verb, as in {"verb": "reload"}')
     return ControlRequest(verb, message)
 
 
@@ -88,9 +86,9 @@ def decode(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"no line of JSON: {error}") from error
+        raise MalformedMessage(f"no line of JSON: {error}") from error
     if not isinstance(message, dict):
-        raise Malformed("no mapping")
+        raise MalformedMessage("no mapping")
     return message
 
 

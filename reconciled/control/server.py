@@ -23,20 +23,16 @@ from reconciled.control.protocol import (
     LONGEST_REQUEST,
     ControlReply,
     ControlRequest,
-    Malformed,
     decode_request,
     encode,
     encode_reply,
 )
+from reconciled.core.errors import MalformedMessage, RequestRefused
 from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 256
 # For a request to arrive, and for each line to be taken.
 IO_TIMEOUT = 5.0
-
-
-class RequestRefused(Exception):
-    """The daemon does not do what was asked; the message says why."""
 
 
 @attrs.frozen
@@ -79,7 +75,7 @@ class ControlServer:
                 return  # somebody who only looked whether we are here
             request = decode_request(line)
             verb = self._verb(request)
-        except (Malformed, RequestRefused) as error:
+        except (MalformedMessage, RequestRefused) as error:
             await _send(stream, encode({"refused": str(error)}))
             return
         accepted = encode({"accepted": request.verb, "pid": os.getpid()})
@@ -115,7 +111,7 @@ async def _read_line(stream: trio.SocketStream) -> bytes | None:
                 return None
             data += received
     if len(data) > LONGEST_REQUEST:
-        raise Malformed(f"a request has {LONGEST_REQUEST} bytes at most")
+        raise MalformedMessage(f"a request has {LONGEST_REQUEST} bytes at most")
     line, newline, _ = data.partition(b"\n")
     return line if newline else None
 

@@ -16,11 +16,3 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.origin}: {self.message}"
-
-
-class Invalid(Exception):
-    """Input that cannot be used; carries every problem found, sorted by place."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, sorted(problems))))
-        self.problems = sorted(problems)

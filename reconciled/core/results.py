@@ -30,10 +30,6 @@ class Result:
     delay: float = 0.0  # seconds, for AFTER
 
 
-class Terminal(Exception):
-    """Raised by a reconciler: this spec can never succeed, so do not retry until it changes."""
-
-
 _DONE = Result(Outcome.DONE)
 
 

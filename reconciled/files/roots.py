@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from reconciled.core.results import Terminal
+from reconciled.core.errors import Terminal
 
 MAX_SYMLINKS = 40  # as the kernel's own limit
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

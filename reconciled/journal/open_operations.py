@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import attrs
 
+from reconciled.core.errors import OperationAlreadyOpen, OperationUnknown
 from reconciled.core.resources import Key
-from reconciled.journal.operation_record import (
-    Ending,
-    OperationAlreadyOpen,
-    OperationRecord,
-    OperationUnknown,
-)
+from reconciled.journal.operation_record import Ending, OperationRecord
 
 
 @attrs.define(eq=False)
@@ -46,7 +42,7 @@ class OpenOperations:
         """
         before = self._by_key.get(record.key)
         if before is not None and before.id != record.undoes:
-            raise OperationAlreadyOpen(self.find(before.id) or before)
+            raise OperationAlreadyOpen(before.key, before.name, before.id)
         self._by_key[record.key] = record
 
     def release_key(self, record: OperationRecord, undone: OpenEntry | None) -> None:

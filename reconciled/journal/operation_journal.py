@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import trio
 
+from reconciled.core.errors import NotJournaled, OnceStepStarted, StoreClosed, WriteFailed
 from reconciled.core.resources import Key
 from reconciled.journal.host_identity import HostIdentity
 from reconciled.journal.open_operations import OpenEntry, OpenOperations
@@ -32,8 +33,6 @@ from reconciled.journal.operation_record import (
     Ending,
     Hold,
     Note,
-    NotJournaled,
-    OnceStepStarted,
     OperationRecord,
     Resolution,
     StepRecord,
@@ -42,7 +41,7 @@ from reconciled.journal.operation_record import (
 from reconciled.journal.sqlite import rows
 from reconciled.journal.sqlite.rows import PastOperations
 from reconciled.journal.sqlite.store import Store
-from reconciled.journal.sqlite.writer import PendingWrite, StoreClosed, Write, WriteFailed, noop
+from reconciled.journal.sqlite.writer import PendingWrite, Write, noop
 
 PRUNE_BATCH = 4  # past operations that may go with each that ends: more than come
 _ENDING_OF = {Resolution.COMPLETE: Ending.COMPLETED, Resolution.ABANDON: Ending.ABANDONED}
@@ -281,7 +280,8 @@ class OperationJournal:
         """Forget all its steps. Raises OnceBegan if one of them must run once only."""
         live = self._get_open(operation)
         if live.record.started_once_step:
-            raise OnceStepStarted(live.record, live.record.started_once_step)
+            record = live.record
+            raise OnceStepStarted(record.name, record.id, record.started_once_step)
         live.record = attrs.evolve(live.record, steps=())
         live.unwritten_steps.clear()
         await self._flush(live, first=lambda c: rows.delete_steps(c, operation))

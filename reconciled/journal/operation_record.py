@@ -44,35 +44,6 @@ ONCE = "once"  # the kind of step that is never run again without a decision
 PURE = "pure"  # the kind of step that has no effect, and so nothing to take back
 
 
-class OperationAlreadyOpen(Exception):
-    """The key has an open operation already."""
-
-    def __init__(self, record: OperationRecord) -> None:
-        super().__init__(f"{record.key} has the open operation {record.name} ({record.id})")
-        self.record = record
-
-
-class OperationUnknown(Exception):
-    """There is no open operation with this id."""
-
-    def __init__(self, operation: str) -> None:
-        super().__init__(f"there is no open operation {operation}")
-
-
-class NotJournaled(Exception):
-    """The intent could not be made durable: the operation must not start. str() says why."""
-
-
-class OnceStepStarted(Exception):
-    """A ONCE step was started: its operation is never begun anew by the journal."""
-
-    def __init__(self, record: OperationRecord, step: str) -> None:
-        super().__init__(
-            f"{record.name} ({record.id}) cannot begin again: its step {step}, which must run once"
-            f" only, was started"
-        )
-
-
 @attrs.frozen
 class StepRecord:
     """One step: *kind* is pure, idempotent or once; *data* what JSON can express.

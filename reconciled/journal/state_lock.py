@@ -20,6 +20,7 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.core.errors import StateLocked, StateRefused
 from reconciled.durability import sync
 
 WAIT = 5.0  # seconds: a restart overlaps with its predecessor's last moments
@@ -38,19 +39,6 @@ _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph"
 }
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuseblk"})
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
-
-
-class StateRefused(Exception):
-    """The state directory cannot be used: exit 78. str() says why and what to do."""
-
-
-class Locked(Exception):
-    """Another daemon holds the state directory: exit 75."""
-
-    def __init__(self, state: Path, pid: int | None) -> None:
-        who = "another process" if pid is None else f"process {pid}"
-        super().__init__(f"{state} is held by {who}: stop that daemon, or use another state:")
-        self.pid = pid
 
 
 @attrs.define(eq=False)
@@ -107,7 +95,7 @@ def probe(state: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked(state, _holder(handle)) from None
+        raise StateLocked(state, _holder(handle)) from None
     finally:
         os.close(handle)
 
@@ -124,7 +112,7 @@ def _lock(
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if clock() >= until:
-                raise Locked(state, _holder(handle)) from None
+                raise StateLocked(state, _holder(handle)) from None
             sleep(POLL)
         except OSError as exc:
             raise StateRefused(f"{state}/lock cannot be locked: {exc.strerror}") from exc

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from reconciled.config.yaml.positions import dotted
+from reconciled.core.errors import SecretUnavailable
 from reconciled.offline.scan import ControllerScan
-from reconciled.service.credentials import VARIABLE, SecretUnavailable, secrets_in
+from reconciled.service.credentials import VARIABLE, secrets_in
 
 
 def visible() -> bool:

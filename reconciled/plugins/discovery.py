@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.config.structuring.faults import guess
+from reconciled.core.errors import PluginNotFound
 
 GROUP = "reconciled.reconcilers"
 
@@ -19,10 +20,6 @@ _BUILT_IN = {
     "exec": "reconciled.reconcilers.exec:ExecReconciler",
     "file": "reconciled.reconcilers.file:FileReconciler",
 }
-
-
-class NotFound(Exception):
-    """No such reconciler; the message says which one was probably meant."""
 
 
 @attrs.frozen
@@ -54,10 +51,10 @@ def find_reconciler(name: str, directories: Sequence[Path] = ()) -> PluginLocati
     known = {*_BUILT_IN, *(point.name for point in points)}
     close = guess(name, known)
     if close is not None:
-        raise NotFound(f"no reconciler {name}: did you mean {close}?")
+        raise PluginNotFound(f"no reconciler {name}: did you mean {close}?")
     if any((directory / f"{name}.py").is_file() for directory in directories):
-        raise NotFound(f"no reconciler {name}: for its file write {name}:CLASS")
-    raise NotFound(
+        raise PluginNotFound(f"no reconciler {name}: for its file write {name}:CLASS")
+    raise PluginNotFound(
         f"no reconciler {name}: there are {', '.join(sorted(known))}; "
         "install the package that has it, or write FILE:CLASS for a file in a plugin directory"
     )
@@ -74,17 +71,17 @@ def _find_file(
     name: str, stem: str, class_name: str, directories: Sequence[Path]
 ) -> PluginLocation:
     if not stem.replace("-", "_").isidentifier() or not class_name.isidentifier():
-        raise NotFound(f"{name} is no reconciler: write FILE:CLASS, the file without .py")
+        raise PluginNotFound(f"{name} is no reconciler: write FILE:CLASS, the file without .py")
     files = [directory / f"{stem}.py" for directory in directories]
     present = [file for file in files if file.is_file()]
     if len(present) > 1:
-        raise NotFound(f"{name} is in two plugin directories: {present[0]} and {present[1]}")
+        raise PluginNotFound(f"{name} is in two plugin directories: {present[0]} and {present[1]}")
     if present:
         return PluginLocation(name, f"{stem}:{class_name}", "file", present[0])
     if not directories:
-        raise NotFound(f"no reconciler {name}: plugins.directories names no directory")
+        raise PluginNotFound(f"no reconciler {name}: plugins.directories names no directory")
     stems = {file.stem for directory in directories for file in directory.glob("*.py")}
     close = guess(stem, stems)
     if close is not None:
-        raise NotFound(f"no plugin file {stem}.py: did you mean {close}:{class_name}?")
-    raise NotFound(f"no plugin file {stem}.py in {', '.join(map(str, directories))}")
+        raise PluginNotFound(f"no plugin file {stem}.py: did you mean {close}:{class_name}?")
+    raise PluginNotFound(f"no plugin file {stem}.py in {', '.join(map(str, directories))}")

@@ -30,23 +30,13 @@ from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.trust import read_trusted, untrusted_reason
 from reconciled.config.yaml.positions import Location, Positions
 from reconciled.config.yaml.positions import Path as Steps
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid, PluginBroken, PluginNotFound
 from reconciled.core.resources import Manifest, Origin
 from reconciled.plugins import contract
-from reconciled.plugins.discovery import NotFound, PluginLocation
+from reconciled.plugins.discovery import PluginLocation
 from reconciled.plugins.signal_guard import SignalState
 
 T = TypeVar("T")
-
-
-class PluginBroken(Exception):
-    """A reconciler that exists and cannot be used: why, and where the fault lies."""
-
-    def __init__(self, name: str, reason: str, origin: Origin) -> None:
-        super().__init__(f"{origin}: reconciler {name} cannot be used: {reason}")
-        self.name = name
-        self.reason = reason
-        self.origin = origin
 
 
 @attrs.frozen(eq=False)
@@ -121,7 +111,7 @@ class _Loading:
         for part in class_name.split("."):
             found = getattr(found, part, None)
         if found is None:
-            raise NotFound(_no_class_message(self.located.name, module, class_name))
+            raise PluginNotFound(_no_class_message(self.located.name, module, class_name))
         return found, str(getattr(module, "__file__", module_name))
 
     def _import_file(self, path: Path) -> types.ModuleType:

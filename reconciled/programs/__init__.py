@@ -12,7 +12,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:
-    from reconciled.programs.run import Ended, ProgramFailed, program_environment, run_program
+    from reconciled.core.errors import ProgramFailed
+    from reconciled.programs.run import Ended, program_environment, run_program
 
 __all__ = ["Ended", "ProgramFailed", "program_environment", "run_program"]
 

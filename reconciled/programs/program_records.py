@@ -13,14 +13,11 @@ from typing import Any
 
 import attrs
 
+from reconciled.core.errors import RecordDamaged
 from reconciled.programs.attempts import lock_directory, replace_at
 
 CHILD, END = "child", "end"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-class RecordDamaged(Exception):
-    """A record is there and cannot be read: nothing may be concluded from it."""
 
 
 @attrs.frozen

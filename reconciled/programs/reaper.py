@@ -22,9 +22,10 @@ from pathlib import Path
 import attrs
 
 from reconciled.core.durations import format_duration
+from reconciled.core.errors import RecordDamaged
 from reconciled.programs.cgroup import belongs_to, hidden_in, members_of
 from reconciled.programs.processes import Process
-from reconciled.programs.program_records import Identity, RecordDamaged
+from reconciled.programs.program_records import Identity
 from reconciled.programs.survivors import (
     FAST_POLL_INTERVAL,
     KILL_TIMEOUT,

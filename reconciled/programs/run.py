@@ -19,16 +19,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
-import attrs
 import trio
 
+from reconciled.core.errors import ProgramFailed, StepsDamaged
+from reconciled.core.program_end import Ended
 from reconciled.programs.children import Child, Owner, ProgramHandle, current_children
 from reconciled.programs.launch import Launch, explain_start_failure, program_environment
 from reconciled.programs.output import Output
 from reconciled.programs.program_records import Assignment, boot_id
-from reconciled.programs.steps import StepsDamaged, format_handle, read_steps
+from reconciled.programs.steps import format_handle, read_steps
 from reconciled.programs.supervision import Supervision
 from reconciled.stop import Section, cleanup_scope, covering_section
 from reconciled.threads import in_thread
@@ -43,49 +44,6 @@ TERM_LEAD = 5.0  # seconds between SIGTERM and the deadline of a critical sectio
 KILL_TIMEOUT = 1.0
 
 __all__ = ["Ended", "JournaledOperation", "ProgramFailed", "program_environment", "run_program"]
-
-_QUOTED_LINES = 3
-_QUOTED_LENGTH = 400
-
-
-class ProgramFailed(Exception):
-    """A program could not be started, or did not end with exit code 0.
-
-    Its text is one line, fit for a log, and quotes the program's last lines.
-    """
-
-    def __init__(self, message: str, ended: Ended | None = None) -> None:
-        super().__init__(message)
-        self.ended = ended  # None: it was never started
-
-
-@attrs.frozen
-class Ended:
-    """How a program ended."""
-
-    program: str  # argument 0
-    code: int | None  # None: ended by a signal, or its status was lost
-    signal: int | None
-    duration: float  # seconds
-    tail: tuple[str, ...]  # the last lines of its output, printable and bounded
-
-    def check(self) -> Self:
-        """Itself, if the exit code is 0; raises ProgramFailed otherwise."""
-        if self.code != 0:
-            raise ProgramFailed(str(self), self)
-        return self
-
-    def __str__(self) -> str:
-        if self.code is not None:
-            how = f"ended with exit code {self.code}"
-        elif self.signal is not None:
-            how = f"was ended by {_signal_name(self.signal)}"
-        else:
-            how = "ended, but its exit status was lost"
-        quoted = " | ".join(self.tail[-_QUOTED_LINES:])
-        if len(quoted) > _QUOTED_LENGTH:
-            quoted = "…" + quoted[-_QUOTED_LENGTH:]
-        return f"{self.program} {how}: {quoted}" if quoted else f"{self.program} {how}, silently"
 
 
 class JournaledOperation(Protocol):
@@ -314,10 +272,3 @@ def _checked_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             f"{argv!r} is not a program: write a list of its name and arguments, as in [ls, -l]"
         )
     return tuple(argv)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

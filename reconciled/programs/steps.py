@@ -12,19 +12,12 @@ from __future__ import annotations
 import os
 import zlib
 
+from reconciled.core.errors import StaleAttempt, StepsDamaged
 from reconciled.programs.attempts import lock_directory, read_attempt
 
 STEPS = "steps"
 MAX_NAME_LENGTH = 200  # characters
 _MAX_BYTES = 16 * 1024 * 1024  # bytes read at most: some hundred thousand steps
-
-
-class StaleAttempt(Exception):
-    """The attempt is not, or no longer, the current one of its operation."""
-
-
-class StepsDamaged(Exception):
-    """A line before the last is bad: which steps were done is unknown."""
 
 
 class RecordedStep:

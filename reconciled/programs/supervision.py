@@ -23,10 +23,11 @@ from pathlib import Path
 import attrs
 import trio
 
+from reconciled.core.errors import RecordDamaged
 from reconciled.programs import small_parent
 from reconciled.programs.attempts import fence_unsynced
 from reconciled.programs.processes import find_process
-from reconciled.programs.program_records import Assignment, Identity, RecordDamaged, read_end
+from reconciled.programs.program_records import Assignment, Identity, read_end
 
 _MESSAGE = 64  # bytes; longer ones are never sent
 # The small parent's code is handed to it compiled: from its file it takes 3-6 ms more of about

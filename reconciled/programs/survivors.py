@@ -22,6 +22,7 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.core.errors import RecordDamaged
 from reconciled.programs.cgroup import is_hidden
 from reconciled.programs.processes import Process, all_processes, find_process
 from reconciled.programs.program_records import (
@@ -29,7 +30,6 @@ from reconciled.programs.program_records import (
     ChildRecord,
     EndRecord,
     Identity,
-    RecordDamaged,
     boot_id,
     read_child,
     read_end,

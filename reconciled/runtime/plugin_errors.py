@@ -8,8 +8,8 @@ import attrs
 import trio
 
 from reconciled.core.durations import format_duration
-from reconciled.core.problems import Invalid
-from reconciled.core.results import Outcome, Result, Terminal, retry, terminal
+from reconciled.core.errors import Invalid, Terminal
+from reconciled.core.results import Outcome, Result, retry, terminal
 from reconciled.core.stages import Stage
 from reconciled.stop import Overrun, Work
 

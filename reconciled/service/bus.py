@@ -28,6 +28,8 @@ from jeepney import (
 from jeepney.auth import BEGIN, Authenticator
 from jeepney.bus import get_connectable_addresses
 
+from reconciled.core.errors import DBusError
+
 MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", "org.freedesktop.systemd1", "org.freedesktop.systemd1.Manager"
 )
@@ -36,10 +38,6 @@ LOGIND = DBusAddress(
 )
 _SYSTEM = "unix:path=/run/dbus/system_bus_socket"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
-
-
-class DBusError(Exception):
-    """The answer to a question was an error: its text."""
 
 
 def system_bus_address(environ: Mapping[str, str]) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 
 import attrs
 
+from reconciled.core.errors import SecretUnavailable
+
 VARIABLE = "CREDENTIALS_DIRECTORY"
 LARGEST = 1024 * 1024  # bytes: the manager's own limit
 # Text beyond this is a bundle of certificates or an image: to look for it in each line of the
@@ -29,10 +31,6 @@ _LONGEST_HIDDEN = 64 * 1024
 _MAX_DEPTH = 64  # as deep as a file may be nested
 # What the manager takes for a name: it is a file's, and the part before a colon.
 _NAME = re.compile(r"[ -.0-9;-~]{1,255}")
-
-
-class SecretUnavailable(Exception):
-    """A secret cannot be read here and now: which one, why, and what to write. One line."""
 
 
 def _is_name(_: object, attribute: attrs.Attribute[Any], value: object) -> None:

@@ -39,6 +39,7 @@ from jeepney.io.trio import DBusConnection
 from jeepney.low_level import MessageType, calc_msg_size
 from jeepney.wrappers import new_method_call, unwrap_msg
 
+from reconciled.core.errors import LogindUnreachable
 from reconciled.service.bus import LOGIND, socket_path, system_bus_address
 
 # Bounds in seconds: for what the bus does itself, and for what may wait for another service,
@@ -58,10 +59,6 @@ _NOT_RUNNING = (
     "org.freedesktop.DBus.Error.NameHasNoOwner",
     "org.freedesktop.DBus.Error.ServiceUnknown",
 )
-
-
-class Unreachable(Exception):
-    """There is no lock to be had now: what is wrong, and what to do."""
 
 
 class DelayLock:
@@ -99,11 +96,13 @@ class Logind:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"this machine has no system bus: {error}") from error
         except trio.TooSlowError as error:
-            raise Unreachable(
+            raise LogindUnreachable(
                 f"the system bus does not answer within {CONNECT_TIMEOUT:g} s"
             ) from error
         except Exception as error:
-            raise Unreachable(f"no connection to the system bus: {_error_text(error)}") from error
+            raise LogindUnreachable(
+                f"no connection to the system bus: {_error_text(error)}"
+            ) from error
         made = cls(connection)
         try:
             await made._listen()
@@ -135,9 +134,9 @@ class Logind:
             try:
                 self._record_signal(await self._connection.receive())
             except trio.EndOfChannel as error:
-                raise Unreachable("the system bus has closed the connection") from error
+                raise LogindUnreachable("the system bus has closed the connection") from error
             except Exception as error:
-                raise Unreachable(f"the system bus failed: {_error_text(error)}") from error
+                raise LogindUnreachable(f"the system bus failed: {_error_text(error)}") from error
         self._has_changed = False
 
     def close(self) -> None:
@@ -176,13 +175,15 @@ class Logind:
                 answer = await self._answer(message)
             body: tuple[Any, ...] = unwrap_msg(answer)
         except DBusErrorResponse as error:
-            raise Unreachable(_describe_dbus_error(name, error)) from error
+            raise LogindUnreachable(_describe_dbus_error(name, error)) from error
         except trio.TooSlowError as error:
-            raise Unreachable(f"{name} got no answer within {CALL_TIMEOUT:g} s") from error
+            raise LogindUnreachable(f"{name} got no answer within {CALL_TIMEOUT:g} s") from error
         except trio.EndOfChannel as error:
-            raise Unreachable(f"the system bus closed the connection during {name}") from error
+            raise LogindUnreachable(
+                f"the system bus closed the connection during {name}"
+            ) from error
         except Exception as error:
-            raise Unreachable(f"{name} failed: {_error_text(error)}") from error
+            raise LogindUnreachable(f"{name} failed: {_error_text(error)}") from error
         return body
 
     async def _answer(self, message: Message) -> Message:

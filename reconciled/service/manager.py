@@ -153,10 +153,10 @@ def _ask_bus(
     asked: str | None, environ: Mapping[str, str], deadline: float, *, is_user_unit: bool
 ) -> ManagerReply | UnitUnavailable:
     """Raises whatever a bus that is not there, or not well, leads to."""
+    from reconciled.core.errors import DBusError
     from reconciled.service.bus import (
         LOGIND,
         MANAGER,
-        DBusError,
         connect,
         system_bus_address,
         user_bus_address,

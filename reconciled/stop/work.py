@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Self
 import attrs
 import trio
 
-from reconciled.core.durations import format_duration
+from reconciled.core.cut import OWN_BUDGET, Cut
+from reconciled.core.errors import CriticalRefused, Overrun
 from reconciled.core.stages import Stage
 
 if TYPE_CHECKING:
@@ -34,46 +35,6 @@ if TYPE_CHECKING:
     from reconciled.stop.stop import Stop
 
 DEFAULT_CLEANUP = 5.0  # seconds, where no Work is around (a plugin's own unit tests)
-OWN_BUDGET = "its own budget"
-
-
-class Overrun(Exception):
-    """A critical section was cut off: it outran its budget, or the hard limit of a stop."""
-
-    def __init__(self, cut: Cut) -> None:
-        super().__init__(str(cut))
-        self.cut = cut
-
-
-class Refused(RuntimeError):
-    """A critical section was asked for too late, where a cancellation cannot be delivered.
-
-    Elsewhere a refusal *is* a cancellation: an exception would be eaten by retry loops and
-    counted as a failure. Only inside somebody else's shield has it to be an error.
-    """
-
-
-@attrs.frozen
-class Cut:
-    """A critical section that did not get to its end."""
-
-    section: str
-    owner: str
-    after: float
-    budget: float
-    reason: str
-    key: str = ""
-
-    def __str__(self) -> str:
-        # Its milliseconds say how fast the loop was, and nothing about the section.
-        after = round(self.after, 1) if self.after >= 1 else self.after
-        budget = format_duration(self.budget)
-        whose = (
-            f"{self.reason} of {budget}"
-            if self.reason == OWN_BUDGET
-            else f"{self.reason} (budget {budget})"
-        )
-        return f"{self.section} was cut off after {format_duration(after)} by {whose}"
 
 
 @attrs.define(eq=False)
@@ -209,7 +170,7 @@ class Work:
         # An exception type of our own would be eaten by retry loops; a cancellation is not.
         self.scope.cancel(reason=f"stop: {name!r} refused")
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise Refused(f"{self.name}: {name!r} may not begin any more, since a stop is on")
+        raise CriticalRefused(f"{self.name}: {name!r} may not begin any more, since a stop is on")
 
     def _open(self, name: str, budget: float) -> Section:
         if not 0 < budget < math.inf:

@@ -21,13 +21,14 @@ import attrs
 import trio
 
 from reconciled.core.durations import format_duration
+from reconciled.core.errors import DeviceChanged, NoThread
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Report, Snapshot, Unavailable
-from reconciled.threads import NoThread, in_thread
+from reconciled.threads import in_thread
 from reconciled.watchers.documents import Documents
 from reconciled.watchers.hints import MAX_DEBOUNCE, Hints
-from reconciled.watchers.listing import DeviceChanged, Listing, Parse, ReadFile, read_listing
+from reconciled.watchers.listing import Listing, Parse, ReadFile, read_listing
 
 RELIST = 60.0  # seconds between full listings; symlink targets and mounts give no hints
 SLOW = 10.0  # seconds after which a listing that goes on is reported

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.core.errors import DeviceChanged
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Manifest, Origin
 
@@ -33,10 +34,6 @@ _TIMESTAMP_GRANULARITY_NS = 2_000_000_000
 # one at once; the generation tells them apart.
 _GET_GENERATION = 0x80087601
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-
-
-class DeviceChanged(OSError):
-    """The directory's path leads to another device than before."""
 
 
 class _FileRefused(Exception):

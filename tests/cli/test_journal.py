@@ -18,6 +18,7 @@ from desk import Desk
 
 from reconciled.cli.journal import listing, resolve
 from reconciled.cli.journal.text import format_list, format_operation
+from reconciled.core.errors import StateLocked
 from reconciled.core.resources import Key
 from reconciled.journal import resolutions
 from reconciled.journal.host_identity import HostIdentity
@@ -31,7 +32,7 @@ from reconciled.journal.operation_record import (
     StepState,
 )
 from reconciled.journal.sqlite.store import Store
-from reconciled.journal.state_lock import Locked, StateLock, probe
+from reconciled.journal.state_lock import StateLock, probe
 from reconciled.programs import attempts, steps
 
 BEGUN = 1_800_000_000.0
@@ -523,7 +524,7 @@ def test_probing_disturbs_nobody(desk: Desk) -> None:
     StateLock.acquire(desk.state).release()
     probe(desk.state)
     lock = StateLock.acquire(desk.state, wait=0)
-    with pytest.raises(Locked):
+    with pytest.raises(StateLocked):
         probe(desk.state)
     lock.release()
 

@@ -15,7 +15,7 @@ from reconciled.config.model import Config
 from reconciled.config.structuring.values import Share
 from reconciled.config.watches import CronWatch, DirectoryWatch, EveryWatch
 from reconciled.core.durations import Seconds, format_duration
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.core.stages import StopLimits
 
 MINIMAL = """

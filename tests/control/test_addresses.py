@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from reconciled.control.addresses import ListenRefused, open_control, open_http, peer_of
-from reconciled.control.client import NoDaemon, send_request
+from reconciled.control.addresses import open_control, open_http, peer_of
+from reconciled.control.client import send_request
 from reconciled.control.protocol import ControlRequest
+from reconciled.core.errors import ListenRefused, NoDaemon
 
 # Listens at argv[1], hands its socket over descriptor 0, and ends or stays as argv[2] says.
 LISTENS = """

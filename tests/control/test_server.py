@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from reconciled.control import client, connections, server
 from reconciled.control.addresses import open_control
-from reconciled.control.client import NoDaemon, NotDone, send_request
+from reconciled.control.client import send_request
 from reconciled.control.protocol import LONGEST_REQUEST, ControlReply, ControlRequest
-from reconciled.control.server import ControlServer, RequestRefused, Verb
+from reconciled.control.server import ControlServer, Verb
+from reconciled.core.errors import NoDaemon, RequestNotDone, RequestRefused
 
 
 @attrs.define(eq=False)
@@ -142,7 +143,7 @@ async def test_a_command_gets_code_and_lines(desk: Desk) -> None:
 )
 async def test_what_is_refused_says_why(desk: Desk, request_: ControlRequest, why: str) -> None:
     """An unknown verb, a wrong argument, a verb that will not: nothing is done, and why is told."""
-    with pytest.raises(NotDone, match=why):
+    with pytest.raises(RequestNotDone, match=why):
         await trio.to_thread.run_sync(send_request, desk.path, request_)
     assert desk.asked == []
 
@@ -174,7 +175,7 @@ async def test_a_long_answer_is_cut(desk: Desk) -> None:
 
 async def test_a_fault_of_one_answer_harms_no_other(desk: Desk) -> None:
     """A verb that raises ends its own connection, with a line in the log; others go on."""
-    with pytest.raises(NotDone, match="ended before it was done"):
+    with pytest.raises(RequestNotDone, match="ended before it was done"):
         await desk.ask("fail")
     assert [line["event"] for line in desk.log if line["log_level"] == "error"] == [
         "control.failed"
@@ -188,7 +189,7 @@ async def test_a_fault_of_one_answer_harms_no_other(desk: Desk) -> None:
 async def test_others_are_not_answered(tmp_path: Path) -> None:
     """Neither root nor the daemon's own user: refused before a word is read, and logged."""
     async with serving(tmp_path / "s", trusted=frozenset({12345})) as desk:
-        with pytest.raises(NotDone, match="only root and uid"):
+        with pytest.raises(RequestNotDone, match="only root and uid"):
             await desk.ask("tell")
         assert desk.asked == []
         assert [line["event"] for line in desk.log] == ["control.refused"]
@@ -364,7 +365,9 @@ def test_a_daemon_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 async def test_a_daemon_that_takes_long(desk: Desk) -> None:
     """After the acknowledgement the answer has a time of its own, and its end is told."""
-    with pytest.raises(NotDone, match=r"no word of its end within 0.05 s: the daemon goes on"):
+    with pytest.raises(
+        RequestNotDone, match=r"no word of its end within 0.05 s: the daemon goes on"
+    ):
         await trio.to_thread.run_sync(send_request, desk.path, ControlRequest("wait"), 0.05)
 
 
@@ -372,11 +375,11 @@ async def test_a_daemon_that_takes_long(desk: Desk) -> None:
     ("said", "error", "why"),
     [
         (b"", NoDaemon, "who served .* is gone"),
-        (b"hello\n", NotDone, "what nobody understands"),
-        (b'{"odd": 1}\n', NotDone, "what nobody understands"),
-        (b'{"accepted": "tell"}\n', NotDone, "ended before it was done"),
-        (b'{"accepted": "tell"}\n{"code": "x"}\n', NotDone, "what nobody understands"),
-        (b'{"accepted": "tell"}\n{"code": 1e999}\n', NotDone, "what nobody understands"),
+        (b"hello\n", RequestNotDone, "what nobody understands"),
+        (b'{"odd": 1}\n', RequestNotDone, "what nobody understands"),
+        (b'{"accepted": "tell"}\n', RequestNotDone, "ended before it was done"),
+        (b'{"accepted": "tell"}\n{"code": "x"}\n', RequestNotDone, "what nobody understands"),
+        (b'{"accepted": "tell"}\n{"code": 1e999}\n', RequestNotDone, "what nobody understands"),
         (b'{"accepted": "tell"}\n{"code": 0, "new": 1}\n', None, ""),
     ],
 )
@@ -393,7 +396,7 @@ async def test_answers_of_another_version(
             outcome.append(
                 await trio.to_thread.run_sync(send_request, path, ControlRequest("tell"))
             )
-        except (NoDaemon, NotDone) as raised:
+        except (NoDaemon, RequestNotDone) as raised:
             outcome.append(raised)
 
     async with listener, trio.open_nursery() as nursery:

@@ -13,6 +13,12 @@ import trio
 import trio.testing
 from images import HERE
 
+from reconciled.core.errors import (
+    NotJournaled,
+    OnceStepStarted,
+    OperationAlreadyOpen,
+    OperationUnknown,
+)
 from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.host_identity import HostIdentity
 from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
@@ -20,11 +26,7 @@ from reconciled.journal.operation_record import (
     AppliedSpec,
     Ending,
     Hold,
-    NotJournaled,
-    OnceStepStarted,
-    OperationAlreadyOpen,
     OperationRecord,
-    OperationUnknown,
     Resolution,
     StepState,
 )

@@ -19,17 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from images import HERE, LOG
 
+from reconciled.core.errors import OnceStepStarted, OperationAlreadyOpen
 from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.operation_journal import OperationJournal
-from reconciled.journal.operation_record import (
-    AppliedSpec,
-    Ending,
-    Hold,
-    OnceStepStarted,
-    OperationAlreadyOpen,
-    Resolution,
-    StepState,
-)
+from reconciled.journal.operation_record import AppliedSpec, Ending, Hold, Resolution, StepState
 from reconciled.journal.sqlite import wal
 from reconciled.journal.sqlite.store import Store
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.core.errors import StateLocked, StateRefused
 from reconciled.journal import state_lock
-from reconciled.journal.state_lock import Locked, StateLock, StateRefused
+from reconciled.journal.state_lock import StateLock
 
 HOLDER = """
 import sys
@@ -50,7 +51,7 @@ def test_another_holder_is_waited_for_and_named(tmp_path: Path) -> None:
     times = iter([0.0, 1.0, 4.9, 5.0])
     naps: list[float] = []
     tmp_path.chmod(0o700)
-    with pytest.raises(Locked, match=f"held by process {child.pid}") as caught:
+    with pytest.raises(StateLocked, match=f"held by process {child.pid}") as caught:
         StateLock.acquire(tmp_path, clock=lambda: next(times), sleep=naps.append)
     assert caught.value.pid == child.pid
     assert len(naps) == 2

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import trio
 
+from reconciled.core.errors import NotJournaled, OperationAlreadyOpen, StoreClosed, StoreUnusable
 from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import OperationJournal
-from reconciled.journal.operation_record import Ending, NotJournaled, OperationAlreadyOpen
-from reconciled.journal.sqlite.schema import StoreUnusable
+from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
-from reconciled.journal.sqlite.writer import StoreClosed
 
 
 def say(*words: object) -> None:
@@ -46,7 +45,7 @@ async def work(store: Store, operations: OperationJournal, rounds: int) -> None:
             await trio.sleep(0.02)
             continue
         except OperationAlreadyOpen as error:  # from a start before
-            record = error.record
+            (record,) = [each for each in operations.list_open() if each.id == error.operation]
         say("begun", record.id)
         if record.step("s") is None:
             await operations.record_step_started(record.id, "s", "once")

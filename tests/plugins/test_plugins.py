@@ -18,11 +18,11 @@ import pytest
 from reconciled.config.load import load
 from reconciled.config.manifests import Parser
 from reconciled.config.model import ControllerConfig
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid, PluginBroken, PluginNotFound
 from reconciled.core.resources import Origin
 from reconciled.plugins import loading
-from reconciled.plugins.discovery import NotFound, find_reconciler
-from reconciled.plugins.loading import Plugin, PluginBroken
+from reconciled.plugins.discovery import find_reconciler
+from reconciled.plugins.loading import Plugin
 from reconciled.runtime.controllers.factory import validator
 from reconciled.runtime.controllers.loading import LoadedController
 
@@ -100,7 +100,7 @@ def test_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(tmp_path)
     loaded = loading.load(find_reconciler("motd"))
     assert (loaded.version, loaded.kind) == ("2.5", "Motd")
-    with pytest.raises(NotFound, match="did you mean motd"):
+    with pytest.raises(PluginNotFound, match="did you mean motd"):
         find_reconciler("modt")
 
 
@@ -130,20 +130,22 @@ def test_c13_a_reload_reads_the_file_of_now(folder: Path) -> None:
 def test_c13_a_name_that_leads_nowhere(folder: Path, name: str, words: str) -> None:
     """An unknown name is NotFound, with the one that was probably meant; nothing is imported."""
     (folder / "motd.py").write_text("raise SystemExit(3)")
-    with pytest.raises(NotFound) as caught:
+    with pytest.raises(PluginNotFound) as caught:
         find_reconciler(name, [folder])
     assert words in str(caught.value)
 
 
 def test_a_class_that_is_not_there(folder: Path) -> None:
     """A class that the file lacks is NotFound, as a misspelt name is."""
-    with pytest.raises(NotFound, match=r"no class MotdReconcilr: did you mean MotdReconciler\?"):
+    with pytest.raises(
+        PluginNotFound, match=r"no class MotdReconcilr: did you mean MotdReconciler\?"
+    ):
         plugin(folder, MOTD, "MotdReconcilr")
 
 
 def test_without_directories() -> None:
     """A file's name without any plugin directory says which setting is missing."""
-    with pytest.raises(NotFound, match=r"plugins\.directories names no directory"):
+    with pytest.raises(PluginNotFound, match=r"plugins\.directories names no directory"):
         find_reconciler("motd:X")
 
 
@@ -151,7 +153,7 @@ def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
     """No directory comes before another: one name in two of them is an error naming both."""
     (folder / "motd.py").touch()
     (tmp_path / "motd.py").touch()
-    with pytest.raises(NotFound, match="two plugin directories"):
+    with pytest.raises(PluginNotFound, match="two plugin directories"):
         find_reconciler("motd:X", [folder, tmp_path])
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.core.errors import ProgramFailed
 from reconciled.observe.redaction import Redactor
 from reconciled.programs.children import current_children
 from reconciled.programs.output import Output, printable_tail
-from reconciled.programs.run import ProgramFailed, run_program
+from reconciled.programs.run import run_program
 
 SECRET = "tok-Q7x9-secret-of-some-length"
 

@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
+from reconciled.core.errors import StaleAttempt, StepsDamaged
 from reconciled.programs import attempts, steps
-from reconciled.programs.steps import (
-    StaleAttempt,
-    StepsDamaged,
-    format_handle,
-    parse_handle,
-    read_steps,
-    record_step,
-)
+from reconciled.programs.steps import format_handle, parse_handle, read_steps, record_step
 
 
 @pytest.fixture

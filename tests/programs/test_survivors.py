@@ -18,9 +18,10 @@ import trio
 sys.path.insert(0, str(Path(__file__).parent))
 from operations import ID, end_all_of, start_host, wait_for
 
+from reconciled.core.errors import RecordDamaged
 from reconciled.programs import survivors
 from reconciled.programs.processes import find_process
-from reconciled.programs.program_records import RecordDamaged, boot_id, read_child, read_end
+from reconciled.programs.program_records import boot_id, read_child, read_end
 from reconciled.programs.survivors import Survivor, find_survivor
 
 pytestmark = pytest.mark.processes

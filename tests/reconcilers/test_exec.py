@@ -36,7 +36,7 @@ from reconciled.api import (
 )
 from reconciled.config.structuring.structurer import structure
 from reconciled.core.durations import Seconds
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.reconcilers.exec.reconciler import CriticalPart, Exec, ExecReconciler
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -53,14 +53,26 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "nobody": ("KillMode", {"kill_mode": "none"}, "leaves the daemon itself running"),
     "no reaper": ("ExecStopPost", {"exec_stop_post": ()}, "nobody ends it"),
     "others": ("ExecStopPost", {"exec_stop_post": (("logger", "x"),)}, "nobody ends it"),
-    "hasty": ("ExecStopPost", {"exec_stop_post": ((*REAP[:2], "--wait", "1m"),)}, "below stop.critical"),
+    "hasty": (
+        "ExecStopPost",
+        {"exec_stop_post": ((*REAP[:2], "--wait", "1m"),)},
+        "below stop.critical",
+    ),
     "patient": ("ExecStopPost", {"exec_stop_post": (REAP[:2],)}, "--term=30s may take longer"),
     "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "lasts for ever"),
     "unheard": ("NotifyAccess", {"notify_access": "none"}, "hears neither"),
     "simple": ("NotifyAccess", {"notify_access": "none", "type": "simple"}, "set Type=notify and"),
     "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "does not hear `reconciled"),
-    "gone": ("Restart", {"restart": "no", "restart_prevent_exit_status": frozenset()}, "nobody recovers"),
-    "again": ("RestartPreventExitStatus", {"restart_prevent_exit_status": frozenset({2})}, "lacks 78"),
+    "gone": (
+        "Restart",
+        {"restart": "no", "restart_prevent_exit_status": frozenset()},
+        "nobody recovers",
+    ),
+    "again": (
+        "RestartPreventExitStatus",
+        {"restart_prevent_exit_status": frozenset({2})},
+        "lacks 78",
+    ),
     "for good": ("StartLimitIntervalSec", {"start_limit_interval": 10.0}, "5 crashes in a row"),
     "all or none": ("OOMPolicy", {"oom_policy": "stop"}, "takes the whole service along"),
     "immortal": ("SendSIGKILL", {"send_sigkill": False}, "the next start is refused"),
@@ -115,7 +127,10 @@ def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> d
     lists = {
         "ExecStopPost": {"exec_stop_post": (*commands, tuple(value.split())) if value else ()},
         "RestartPreventExitStatus": {
-            "restart_prevent_exit_status": {*prevented, *(int(word) for word in value.split() if word.isdecimal())}
+            "restart_prevent_exit_status": {
+                *prevented,
+                *(int(word) for word in value.split() if word.isdecimal()),
+            }
         },
         "SendSIGKILL": {"send_sigkill": value == "yes"},
         "ListenStream": {"sockets": (attrs.evolve(unit, paths=(value,) if value else ()),)},

@@ -12,11 +12,11 @@ from typing import Any
 import attrs
 import pytest
 
+from reconciled.core.errors import SecretUnavailable
 from reconciled.service.credentials import (
     LARGEST,
     VARIABLE,
     Secret,
-    SecretUnavailable,
     passed_credentials,
     secrets_in,
     unavailable_reason,

@@ -21,8 +21,9 @@ from jeepney import (
 )
 from jeepney.io.trio import DBusConnection
 
+from reconciled.core.errors import LogindUnreachable
 from reconciled.service import inhibitor
-from reconciled.service.inhibitor import Logind, Unreachable
+from reconciled.service.inhibitor import Logind
 
 MANAGER = DBusAddress(
     "/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.login1.Manager"
@@ -307,7 +308,7 @@ async def test_a_call_that_fails_says_why(peer: Peer, answer: Answer, says: str)
     before = open_files()
     logind = await Logind.connect()
     peer.answers["Inhibit"] = answer
-    with trio.fail_after(2), pytest.raises(Unreachable, match=says):
+    with trio.fail_after(2), pytest.raises(LogindUnreachable, match=says):
         await logind.inhibit("reconciled", "why")
     logind.close()
     await trio.testing.wait_all_tasks_blocked()
@@ -319,7 +320,7 @@ async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
     logind = await Logind.connect()
     assert peer.connection is not None
     peer.connection.socket.close()
-    with trio.fail_after(1), pytest.raises(Unreachable, match="closed the connection"):
+    with trio.fail_after(1), pytest.raises(LogindUnreachable, match="closed the connection"):
         await logind.wait_changed()
     logind.close()
 
@@ -340,7 +341,7 @@ async def test_a_greeting_that_fails_says_why(
     """However the bus fails to greet, it is one error, soon, and nothing stays open."""
     peer.greeting[word] = answer
     before = open_files()
-    with trio.fail_after(2), pytest.raises(Unreachable, match=says):
+    with trio.fail_after(2), pytest.raises(LogindUnreachable, match=says):
         await Logind.connect()
     peer.greeting.update(GREETING)
     await trio.testing.wait_all_tasks_blocked()
@@ -350,7 +351,7 @@ async def test_a_greeting_that_fails_says_why(
 async def test_hello_is_not_waited_for_for_ever(peer: Peer) -> None:
     """A bus that is silent after its greeting is given up as well."""
     peer.answers["Hello"] = silent
-    with trio.fail_after(2), pytest.raises(Unreachable, match="does not answer"):
+    with trio.fail_after(2), pytest.raises(LogindUnreachable, match="does not answer"):
         await Logind.connect()
 
 
@@ -361,7 +362,7 @@ async def test_a_bus_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
         await Logind.connect()
     with trio.socket.socket(trio.socket.AF_UNIX) as dead:
         await dead.bind(f"{tmp_path}/bus")
-    with pytest.raises(Unreachable, match="refused"):
+    with pytest.raises(LogindUnreachable, match="refused"):
         await Logind.connect()
 
 
@@ -369,5 +370,5 @@ async def test_a_bus_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 async def test_an_address_of_no_use(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address that cannot be used is one error."""
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
-    with pytest.raises(Unreachable, match="no connection to the system bus"):
+    with pytest.raises(LogindUnreachable, match="no connection to the system bus"):
         await Logind.connect()

@@ -33,7 +33,7 @@ import trio
 from trio.testing import MockClock
 
 from reconciled.core.stages import Stage, StopLimits
-from reconciled.stop import Overrun, Refused, Stop, Work
+from reconciled.stop import CriticalRefused, Overrun, Stop, Work
 
 EPSILON = 1e-6  # virtual times are sums of floats
 DEPTH = 4
@@ -184,7 +184,7 @@ class Program:
 
     async def refused(self, work: Work) -> None:
         """Inside a foreign shield a refusal cannot be a cancellation."""
-        with pytest.raises(Refused):
+        with pytest.raises(CriticalRefused):
             async with work.critical("late", budget=1):
                 raise AssertionError("R5: opened too late, inside a shield")
         self.seen["refused"] += 1

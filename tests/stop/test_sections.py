@@ -15,7 +15,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from reconciled.core.stages import Stage, StopLimits
-from reconciled.stop import Overrun, Refused, Stop, Work, cleanup_scope, covering_section
+from reconciled.stop import CriticalRefused, Overrun, Stop, Work, cleanup_scope, covering_section
 from reconciled.stop.work import DEFAULT_CLEANUP, Section
 
 LIMITS = StopLimits(drain=10, critical=60, cleanup=5)
@@ -167,7 +167,10 @@ async def test_inside_a_foreign_shield_the_refusal_is_an_error(autojump_clock: M
     async with running(stop):
         with Work("w", stop) as work:
             stop.crash("test")
-            with trio.CancelScope(shield=True), pytest.raises(Refused, match=r"w: 'late' may not"):
+            with (
+                trio.CancelScope(shield=True),
+                pytest.raises(CriticalRefused, match=r"w: 'late' may not"),
+            ):
                 async with work.critical("late", budget=1):
                     raise AssertionError("it began")
 

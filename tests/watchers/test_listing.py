@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from reconciled.core.errors import DeviceChanged
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Manifest, Origin, fingerprint_of
 from reconciled.watchers import listing as listing_module
-from reconciled.watchers.listing import DeviceChanged, Listing, ReadFile, read_listing
+from reconciled.watchers.listing import Listing, ReadFile, read_listing
 
 
 def parse(data: bytes, file: str) -> tuple[list[Manifest], list[Problem]]:

@@ -24,16 +24,22 @@ from reconciled.cli.terminal import (
     report_invalid,
 )
 from reconciled.config.load import find_config, load
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import (
+    Invalid,
+    RecordDamaged,
+    StateLocked,
+    StepsDamaged,
+    StoreTooNew,
+    StoreUnusable,
+)
 from reconciled.core.resources import controller_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord
 from reconciled.journal.sqlite.rows import read_open, read_past
-from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable, read_meta
+from reconciled.journal.sqlite.schema import read_meta
 from reconciled.journal.sqlite.snapshot import open_snapshot
-from reconciled.journal.state_lock import Locked, probe
-from reconciled.programs.program_records import RecordDamaged
-from reconciled.programs.steps import StepsDamaged, read_steps
+from reconciled.journal.state_lock import probe
+from reconciled.programs.steps import read_steps
 from reconciled.programs.survivors import find_survivor
 
 NOT_FOUND, ERROR = 4, 70
@@ -89,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return ERROR
     try:
         probe(place.state)
-    except Locked as held:
+    except StateLocked as held:
         holder = "another process" if held.pid is None else f"process {held.pid}"
         print_error(f"{place.state} is held by {holder}: this is what it had written just now")
     return code

@@ -26,11 +26,12 @@ from reconciled.cli.journal.listing import (
 )
 from reconciled.cli.journal.text import state_of
 from reconciled.cli.terminal import print_error, print_line
+from reconciled.core.errors import StateLocked
 from reconciled.core.resources import controller_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord, Resolution
 from reconciled.journal.resolutions import ALL_OPERATIONS, ResolutionRequest
-from reconciled.journal.state_lock import Locked, probe
+from reconciled.journal.state_lock import probe
 
 NOT_HELD, USAGE, NO_ANSWER = 1, 2, 75
 WAIT = 5.0  # seconds for a running daemon to take the decision
@@ -145,7 +146,7 @@ class ResolveCommand:
     def _is_state_locked(self) -> bool:
         try:
             probe(self.target.state)
-        except Locked:
+        except StateLocked:
             return True
         return False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from reconciled.config.model import Config
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.core.resources import controller_of
 from reconciled.journal.operation_record import OperationRecord
 from reconciled.runtime.controllers.loading import LoadedController, prepare

@@ -47,7 +47,8 @@ from reconciled.config.structuring.primitives import (
     quote_hint,
 )
 from reconciled.config.yaml.positions import Location, Path, Positions
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 
 T = TypeVar("T")
 

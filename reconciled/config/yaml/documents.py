@@ -26,7 +26,8 @@ from reconciled.config.yaml.encoding import decode
 from reconciled.config.yaml.positions import Location, Positions
 from reconciled.config.yaml.scalars import parse_plain
 from reconciled.config.yaml.syntax import syntax_fault
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 
 MAX_NODES = 100_000

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 
 MAX_BYTES = 4 * 1024 * 1024

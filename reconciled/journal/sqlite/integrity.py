@@ -22,6 +22,7 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.core.errors import StoreDamaged
 from reconciled.durability import sync
 from reconciled.journal.sqlite import wal
 from reconciled.journal.sqlite.schema import FILE
@@ -29,10 +30,6 @@ from reconciled.journal.sqlite.schema import FILE
 MARKER = "opening"
 WAL = f"{FILE}-wal"
 ASIDE_SUFFIX = ".damaged-"
-
-
-class StoreDamaged(Exception):
-    """The store is not what was written. str() says in what, in words for a person."""
 
 
 @attrs.frozen

@@ -21,17 +21,17 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.core.errors import StoreDamaged, StoreUnusable
 from reconciled.durability import sync
 from reconciled.journal.sqlite import integrity, schema
 from reconciled.journal.sqlite.applied import verify_applied
-from reconciled.journal.sqlite.integrity import IntegrityReport, Marker, StoreDamaged, WalState
+from reconciled.journal.sqlite.integrity import IntegrityReport, Marker, WalState
 from reconciled.journal.sqlite.rows import RowDamaged, read_open
 from reconciled.journal.sqlite.schema import (
     FILE,
     MIGRATIONS,
     Meta,
     Migration,
-    StoreUnusable,
     read_meta,
     write_meta,
 )

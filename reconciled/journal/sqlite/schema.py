@@ -16,6 +16,7 @@ from pathlib import Path
 
 import attrs
 
+from reconciled.core.errors import StoreTooNew
 from reconciled.durability import sync
 from reconciled.journal.sqlite.rows import checksum, dump_json, verify_row
 
@@ -27,26 +28,6 @@ _FRACTIONS = slice(21, 24)  # the same in every database
 _MAGIC = b"SQLite format 3\0"
 
 Migration = Callable[[sqlite3.Connection], None]
-
-
-class StoreUnusable(Exception):
-    """The store cannot be opened or read. str() says why and what to do."""
-
-    def __init__(self, store: Path, why: str) -> None:
-        super().__init__(
-            f"the store {store} cannot be used: {why}. Repair it, or move it away: what was "
-            f"applied is then forgotten, and nothing is removed for it"
-        )
-
-
-class StoreTooNew(Exception):
-    """The store was written by a newer program: exit 78. Nothing was touched."""
-
-    def __init__(self, store: Path, found: int, known: int) -> None:
-        super().__init__(
-            f"the store {store} has schema {found}, and this program knows up to {known}: "
-            f"install the newer version again"
-        )
 
 
 _TABLES = (

@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from reconciled.journal.sqlite.schema import FILE, MIGRATIONS, StoreTooNew, StoreUnusable
+from reconciled.core.errors import StoreTooNew, StoreUnusable
+from reconciled.journal.sqlite.schema import FILE, MIGRATIONS
 
 ATTEMPTS = 5
 _LOG_HEADER = 32  # bytes, salts included: they change when the log begins anew

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import trio
 
+from reconciled.core.errors import StoreClosed, StoreUnusable, WriteFailed
 from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.operation_record import AppliedSpec, OperationRecord
 from reconciled.journal.sqlite.applied import (
@@ -35,8 +36,8 @@ from reconciled.journal.sqlite.integrity import IntegrityReport
 from reconciled.journal.sqlite.lifecycle import OpenedStore, open_directory
 from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.rows import checksum, read_open
-from reconciled.journal.sqlite.schema import StoreUnusable, write_meta
-from reconciled.journal.sqlite.writer import PendingWrite, StoreClosed, Write, WriteFailed, Writer
+from reconciled.journal.sqlite.schema import write_meta
+from reconciled.journal.sqlite.writer import PendingWrite, Write, Writer
 
 __all__ = [
     "Applied",

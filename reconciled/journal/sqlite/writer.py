@@ -22,10 +22,11 @@ from typing import Any
 import attrs
 import trio
 
+from reconciled.core.errors import NoThread, StoreClosed, WriteFailed
 from reconciled.journal.sqlite.lifecycle import close_directory, exchange, reopen
 from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.schema import Meta
-from reconciled.threads import NoThread, in_thread
+from reconciled.threads import in_thread
 
 MAX_BATCH = 500  # writes a transaction: bounds what one failed commit takes with it
 MIN_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between two attempts during trouble
@@ -34,17 +35,6 @@ _ENVIRONMENT_ERRORS = frozenset(
 )
 
 Write = Callable[[sqlite3.Connection], Any]
-
-
-class StoreClosed(Exception):
-    """The store takes no more writes: the daemon is at its end."""
-
-
-class WriteFailed(Exception):
-    """A transaction could not be committed. str() says why.
-
-    Nothing of it is there, but after a failed sync it may be found by the next start.
-    """
 
 
 def noop(*_: object) -> None:

@@ -12,7 +12,8 @@ from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
 from reconciled.core.desired_state import DesiredState
 from reconciled.core.durations import format_duration
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid
+from reconciled.core.problems import Problem
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import controller_of

@@ -14,9 +14,10 @@ import attrs
 from reconciled.api import Reconciler
 from reconciled.config.model import Config, ControllerConfig
 from reconciled.config.references import check_references
-from reconciled.core.problems import Invalid, Problem
-from reconciled.plugins.discovery import NotFound, find_reconciler
-from reconciled.plugins.loading import Plugin, PluginBroken, load
+from reconciled.core.errors import Invalid, PluginBroken, PluginNotFound
+from reconciled.core.problems import Problem
+from reconciled.plugins.discovery import find_reconciler
+from reconciled.plugins.loading import Plugin, load
 from reconciled.runtime.plugin_errors import failure_of
 
 
@@ -55,7 +56,7 @@ def prepare(config: Config) -> PreparedConfig:
     for controller in config.controllers.values():
         try:
             ready.append(_ready(config, controller))
-        except NotFound as error:
+        except PluginNotFound as error:
             problems.append(
                 controller.positions.problem((*controller.path, "reconciler"), str(error))
             )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from reconciled.core.errors import SecretUnavailable
 from reconciled.core.problems import Problem
 from reconciled.observe.redaction import Redactor
 from reconciled.runtime.controllers.loading import (
@@ -19,7 +20,7 @@ from reconciled.runtime.controllers.loading import (
     PreparedConfig,
     StalledController,
 )
-from reconciled.service.credentials import SecretUnavailable, passed_credentials, secrets_in
+from reconciled.service.credentials import passed_credentials, secrets_in
 
 
 def redact_credentials(redactor: Redactor) -> None:

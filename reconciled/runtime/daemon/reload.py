@@ -17,15 +17,15 @@ import trio
 
 from reconciled.config.load import LoadedConfig, load
 from reconciled.config.model import Config
-from reconciled.control.addresses import ListenRefused
-from reconciled.core.problems import Invalid, Problem
+from reconciled.core.errors import Invalid, ListenRefused, NoThread
+from reconciled.core.problems import Problem
 from reconciled.core.resources import controller_of
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.bound_log import BoundLog
 from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig, prepared_whole
 from reconciled.runtime.controllers.secrets import stall_without_secrets
 from reconciled.runtime.host.listeners import Change, Listeners
-from reconciled.threads import NoThread, in_thread
+from reconciled.threads import in_thread
 
 # Cannot change under a running daemon: what they name is open and locked.
 FIXED = ("state", "control")

@@ -22,10 +22,10 @@ from pathlib import Path
 import attrs
 import trio
 
+from reconciled.core.errors import NoThread, RecordDamaged
 from reconciled.programs import survivors
-from reconciled.programs.program_records import RecordDamaged
 from reconciled.runtime.context import RuntimeContext
-from reconciled.threads import NoThread, in_thread
+from reconciled.threads import in_thread
 
 MIN_KEPT = 200
 MAX_KEPT = 2000

@@ -17,13 +17,18 @@ import trio
 
 from reconciled.config.load import load
 from reconciled.config.references import not_built_lines
-from reconciled.control.addresses import ListenRefused
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import (
+    Invalid,
+    ListenRefused,
+    StateLocked,
+    StateRefused,
+    StoreTooNew,
+    StoreUnusable,
+)
 from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
-from reconciled.journal.sqlite.schema import StoreTooNew, StoreUnusable
 from reconciled.journal.sqlite.store import Store
-from reconciled.journal.state_lock import Locked, StateLock, StateRefused
+from reconciled.journal.state_lock import StateLock
 from reconciled.observe.logs import Logs, configure
 from reconciled.programs.cgroup import cgroup_of_main_process
 from reconciled.programs.orphans import become_subreaper
@@ -149,7 +154,7 @@ def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
     """The lock and the store; or the exit code, where either refuses."""
     try:
         return StateLock.acquire(state), Store.open(state)
-    except Locked as error:
+    except StateLocked as error:
         logs.log.error("daemon.locked", reason=str(error))
         return HELD
     except (StateRefused, StoreTooNew) as error:

@@ -10,7 +10,8 @@ import attrs
 
 from reconciled.control.addresses import Peer
 from reconciled.control.protocol import ControlReply
-from reconciled.control.server import RequestRefused, Verb
+from reconciled.control.server import Verb
+from reconciled.core.errors import RequestRefused
 from reconciled.core.stages import Stage
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.commands import STOPS_ALREADY, Commands

@@ -22,9 +22,10 @@ import attrs
 import trio
 
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.addresses import ListenRefused, is_served_by, open_control, open_http
+from reconciled.control.addresses import is_served_by, open_control, open_http
 from reconciled.control.connections import Connections
 from reconciled.control.server import ControlServer, Verb
+from reconciled.core.errors import ListenRefused
 from reconciled.observe.bound_log import BoundLog
 from reconciled.service.notify import Notifier
 from reconciled.service.sockets import InheritedSockets

@@ -14,10 +14,11 @@ from functools import partial
 import attrs
 import trio
 
+from reconciled.core.errors import NoThread
 from reconciled.core.stages import StopLimits
 from reconciled.observe.bound_log import BoundLog
 from reconciled.service.findings import Finding, Severity
-from reconciled.threads import NoThread, in_thread
+from reconciled.threads import in_thread
 
 
 @attrs.frozen

@@ -30,7 +30,7 @@ from reconciled.threads import in_thread
 
 
 @attrs.define(eq=False)
-class OpenOperation:
+class RunOperation:
     """One open operation; what ``request.operation()`` gives."""
 
     _begun: OperationRecord
@@ -116,7 +116,7 @@ class OpenOperation:
 
 
 @attrs.define(eq=False)
-class InterruptedOperation(OpenOperation):
+class InterruptedOperation(RunOperation):
     """One that is being recovered, for observe(): programs that look at it may belong to it.
 
     ended  how its program ended after the daemon was gone
@@ -143,7 +143,7 @@ class Operations:
         resumed: OperationRecord | None = None,
         *,
         undoable: bool = False,
-    ) -> AsyncIterator[OpenOperation]:
+    ) -> AsyncIterator[RunOperation]:
         """Open an operation of *work*'s key around the body; close it by how the body ended.
 
         resumed goes on with one that was interrupted; told is the run's logger; undoable: its
@@ -155,7 +155,7 @@ class Operations:
         if record is None:
             record = await self.journal.begin(Key(work.key), name, pinned, applied_spec=owned)
             log.debug("operation.begun", operation=record.id, name=name)
-        operation = OpenOperation(record, work, self.journal, self.root, undoable)
+        operation = RunOperation(record, work, self.journal, self.root, undoable)
         try:
             yield operation
         except BaseException as error:
@@ -177,12 +177,12 @@ class Operations:
         if directory.exists():
             await in_thread(partial(attempts.close_attempts, directory))
 
-    async def _close(self, operation: OpenOperation, ending: Ending) -> None:
+    async def _close(self, operation: RunOperation, ending: Ending) -> None:
         await self.journal.end(operation.id, ending)
         await self.close_attempts(operation.id)
 
     async def _leave(
-        self, operation: OpenOperation, error: BaseException, work: Work, log: BoundLog
+        self, operation: RunOperation, error: BaseException, work: Work, log: BoundLog
     ) -> None:
         """An interrupted one stays open, and so does one whose effects have begun."""
         record = operation.record

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import trio
 
+from reconciled.core.errors import RecordDamaged
 from reconciled.core.queue.entry import Priority
 from reconciled.core.resources import controller_of
 from reconciled.journal.operation_record import OperationRecord
-from reconciled.programs.program_records import RecordDamaged
 from reconciled.programs.survivors import Survivor, find_survivor
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.stop import Overrun, Work

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from reconciled.core import recovery as core
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid, RecordDamaged
 from reconciled.core.queue.entry import Job
 from reconciled.core.recovery import Decision, Facts, Interrupted, Observed
 from reconciled.core.resources import Manifest, fingerprint_of
@@ -29,7 +29,6 @@ from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import attempts
-from reconciled.programs.program_records import RecordDamaged
 from reconciled.runtime.operations.operation import is_interruption, was_cancelled
 from reconciled.runtime.operations.pinned import is_removal, pinned_manifest
 from reconciled.runtime.plugin_errors import SUCCESSES, checked_result

@@ -14,7 +14,7 @@ from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.operation_record import AppliedSpec, OperationRecord
 from reconciled.plugins.manifest_request import ManifestRequest
 from reconciled.runtime.context import RuntimeContext
-from reconciled.runtime.operations.operation import InterruptedOperation, OpenOperation
+from reconciled.runtime.operations.operation import InterruptedOperation, RunOperation
 from reconciled.runtime.operations.pinned import pin
 from reconciled.stop import Work
 from reconciled.threads import in_thread
@@ -65,7 +65,7 @@ class RunRequest(ManifestRequest):
         self.undoable = False
         self.interrupted: InterruptedOperation | None = None
         self._resumed: OperationRecord | None = None
-        self._undoing: OpenOperation | None = None
+        self._undoing: RunOperation | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.number} of {self.key}>"
@@ -110,12 +110,12 @@ class RunRequest(ManifestRequest):
         """A logger with key and run."""
         return self._context.log.bind(key=self.key, run=self.number)
 
-    def operation(self, name: str) -> AbstractAsyncContextManager[OpenOperation]:
+    def operation(self, name: str) -> AbstractAsyncContextManager[RunOperation]:
         """Open the operation *name*; the key is remembered with it, so that it can be removed."""
         return self._operation(name)
 
     @asynccontextmanager
-    async def _operation(self, name: str) -> AsyncIterator[OpenOperation]:
+    async def _operation(self, name: str) -> AsyncIterator[RunOperation]:
         self.acted = True
         operations = self._context.operations
         if self._undoing is not None:
@@ -146,7 +146,7 @@ class RunRequest(ManifestRequest):
         self._resumed = record
 
     @asynccontextmanager
-    async def undoing(self) -> AsyncIterator[OpenOperation]:
+    async def undoing(self) -> AsyncIterator[RunOperation]:
         """The resumed operation takes another one back: operation() gives it, again and again."""
         self.acted = True
         record, self._resumed = self._resumed, None

@@ -16,7 +16,7 @@ from reconciled.config.structuring.structurer import Structurer, structure
 from reconciled.config.structuring.values import Share, at_least, parse_share
 from reconciled.config.yaml.documents import read_documents
 from reconciled.core.durations import Seconds, format_duration
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.service.credentials import Secret
 
 Name = NewType("Name", str)

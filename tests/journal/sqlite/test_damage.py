@@ -15,9 +15,10 @@ import pytest
 import trio
 from images import LOG, Content, content_of, copied, fill
 
+from reconciled.core.errors import StoreTooNew
 from reconciled.journal.sqlite import wal
 from reconciled.journal.sqlite.integrity import MARKER
-from reconciled.journal.sqlite.schema import FILE, StoreTooNew
+from reconciled.journal.sqlite.schema import FILE
 from reconciled.journal.sqlite.store import Store
 
 MEMORY = Path("/dev/shm")

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from reconciled.core.errors import StoreTooNew, StoreUnusable
 from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.sqlite import snapshot
-from reconciled.journal.sqlite.schema import FILE, StoreTooNew, StoreUnusable
+from reconciled.journal.sqlite.schema import FILE
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.journal.sqlite.store import Store, read_applied
 

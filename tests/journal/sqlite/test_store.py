@@ -14,13 +14,13 @@ import pytest
 import trio
 import trio.testing
 
+from reconciled.core.errors import StoreClosed, StoreTooNew, StoreUnusable, WriteFailed
 from reconciled.core.resources import Fingerprint, Key, fingerprint_of
 from reconciled.journal.sqlite import schema
 from reconciled.journal.sqlite.applied import Applied, read_all_applied, write_applied
 from reconciled.journal.sqlite.lifecycle import open_directory
-from reconciled.journal.sqlite.schema import MIGRATIONS, StoreTooNew, StoreUnusable, read_meta
+from reconciled.journal.sqlite.schema import MIGRATIONS, read_meta
 from reconciled.journal.sqlite.store import Store
-from reconciled.journal.sqlite.writer import StoreClosed, WriteFailed
 
 KEY = Key("site/motd")
 SPEC = {"path": "/etc/motd", "content": "hé"}

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from reconciled.core.errors import NotJournaled
 from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import OperationJournal
-from reconciled.journal.operation_record import Ending, NotJournaled
+from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite import writer
 from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.store import Store

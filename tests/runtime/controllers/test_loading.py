@@ -11,7 +11,7 @@ from one_controller import Script, Thing, plugin_of
 
 from reconciled.config.load import load
 from reconciled.config.manifests import Parser
-from reconciled.core.problems import Invalid
+from reconciled.core.errors import Invalid
 from reconciled.core.sources import Watcher
 from reconciled.runtime.controllers.factory import validator, watchers_of
 from reconciled.runtime.controllers.loading import (

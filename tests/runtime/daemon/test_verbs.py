@@ -16,7 +16,7 @@ from whole_daemon import World
 from reconciled.api import Result, done
 from reconciled.control.addresses import Peer
 from reconciled.control.protocol import ControlReply
-from reconciled.control.server import RequestRefused
+from reconciled.core.errors import RequestRefused
 from reconciled.core.stages import Stage
 from reconciled.runtime.daemon import reload
 from reconciled.runtime.daemon.daemon import Daemon

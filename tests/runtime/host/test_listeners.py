@@ -20,8 +20,9 @@ from whole_daemon import World
 
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.addresses import ListenRefused, open_control
+from reconciled.control.addresses import open_control
 from reconciled.control.protocol import ControlReply
+from reconciled.core.errors import ListenRefused
 from reconciled.runtime.daemon import reload
 from reconciled.runtime.daemon.verbs import Verbs
 from reconciled.runtime.host import listeners

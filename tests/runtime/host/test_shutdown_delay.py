@@ -16,10 +16,11 @@ from one_controller import Rig, Script, key, rig, thing
 from trio.testing import MockClock
 
 from reconciled.api import Result, done
+from reconciled.core.errors import LogindUnreachable
 from reconciled.runtime.daemon.integrations import Integrations
 from reconciled.runtime.host.shutdown_delay import PAUSE_TIMEOUT, PAUSED, ShutdownDelay, drain_wait
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.service.inhibitor import Logind, Unreachable
+from reconciled.service.inhibitor import Logind
 
 HOUR = 3600.0
 
@@ -74,7 +75,7 @@ class Machine:
     def restart_bus(self, error: Exception | None = None) -> None:
         """Every connection ends."""
         for life in self.lives:
-            life.broken = error or Unreachable("the system bus has closed the connection")
+            life.broken = error or LogindUnreachable("the system bus has closed the connection")
             life.mark.set()
 
 
@@ -413,7 +414,7 @@ async def test_a_refusal_is_told_once(
     tmp_path: Path, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """Without polkit the refusal is one warning, and the lock is there once it is allowed."""
-    machine.refusal = Unreachable("Inhibit is refused: install polkit")
+    machine.refusal = LogindUnreachable("Inhibit is refused: install polkit")
     async with household(tmp_path) as made:
         await trio.sleep(HOUR)
         (line,) = made.rig.lines("shutdown.lock_missing")
@@ -463,7 +464,7 @@ async def test_a_pause_outlives_the_connection(
     """The bus may end before the daemon does: no run begins because of that."""
     machine.say(coming=True)
     await trio.sleep(PAUSE_TIMEOUT + 10)
-    machine.unreachable = Unreachable("refused")
+    machine.unreachable = LogindUnreachable("refused")
     machine.restart_bus()
     made.rig.wish("b")
     await trio.sleep(PAUSE_TIMEOUT - 10)
@@ -478,7 +479,7 @@ async def test_a_pause_that_nobody_can_end_ends(
     """Where nobody says for two minutes whether a shutdown still comes, work goes on."""
     machine.say(coming=True)
     await made.rig.settle()
-    machine.unreachable = Unreachable("refused")
+    machine.unreachable = LogindUnreachable("refused")
     machine.restart_bus()
     made.rig.declare(thing("b"))
     await trio.sleep(PAUSE_TIMEOUT + 10)

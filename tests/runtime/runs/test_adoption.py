@@ -18,16 +18,11 @@ from one_controller import Rig, key, thing
 from restarts import Actor, consistent, ending_of, leave, operate, revived
 from trio.testing import MockClock
 
+from reconciled.core.errors import RecordDamaged
 from reconciled.core.queue.entry import Priority
 from reconciled.journal.operation_record import Ending
 from reconciled.programs.processes import find_process
-from reconciled.programs.program_records import (
-    Assignment,
-    ChildRecord,
-    Identity,
-    RecordDamaged,
-    boot_id,
-)
+from reconciled.programs.program_records import Assignment, ChildRecord, Identity, boot_id
 from reconciled.runtime.runs import adoption
 from reconciled.runtime.runs.adoption import enqueue_open_operations
 

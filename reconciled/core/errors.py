@@ -1,0 +1,276 @@
+"""Every exception that passes between modules, in one place.
+
+    what a person wrote
+    └── Invalid
+    what code of a plugin raises or meets
+    ├── Terminal
+    ├── NotJournaled
+    ├── Overrun
+    ├── CriticalRefused
+    ├── ProgramFailed
+    └── SecretUnavailable
+    the state directory and its store
+    ├── StateRefused
+    ├── StateLocked
+    ├── StoreDamaged
+    ├── StoreUnusable
+    ├── StoreTooNew
+    ├── StoreClosed
+    └── WriteFailed
+    operations, their programs and steps
+    ├── OperationAlreadyOpen
+    ├── OperationUnknown
+    ├── OnceStepStarted
+    ├── RecordDamaged
+    ├── StepsDamaged
+    └── StaleAttempt
+    plugins
+    ├── PluginNotFound
+    └── PluginBroken
+    sockets, buses and threads
+    ├── ListenRefused
+    ├── NoDaemon
+    ├── RequestNotDone
+    ├── RequestRefused
+    ├── MalformedMessage
+    ├── DBusError
+    ├── LogindUnreachable
+    ├── NoThread
+    └── DeviceChanged
+
+An exception that one module raises for itself alone stays there, with an underscore. The text of
+each is one line for a person: what is wrong, and what to do. They have no common base: each is
+handled by name, where something can be done about it.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from reconciled.core.cut import Cut
+    from reconciled.core.problems import Problem
+    from reconciled.core.resources import Origin
+
+# -- what a person wrote -----------------------------------------------------------------------
+
+
+class Invalid(Exception):
+    """Input that cannot be used; carries every problem found, sorted by place."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, sorted(problems))))
+        self.problems = sorted(problems)
+
+
+# -- what code of a plugin raises or meets -----------------------------------------------------
+
+
+class Terminal(Exception):
+    """Raised by a reconciler: this spec can never succeed, so do not retry until it changes."""
+
+
+class NotJournaled(Exception):
+    """The intent could not be made durable: the operation must not start. str() says why."""
+
+
+class Overrun(Exception):
+    """A critical section was cut off: it outran its budget, or the hard limit of a stop."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__(str(cut))
+        self.cut = cut
+
+
+class CriticalRefused(RuntimeError):
+    """A critical section was asked for too late, where a cancellation cannot be delivered.
+
+    Elsewhere a refusal *is* a cancellation: an exception would be eaten by retry loops and
+    counted as a failure. Only inside somebody else's shield has it to be an error.
+    """
+
+
+class ProgramExit(Protocol):
+    """What ProgramFailed says of the program; see reconciled.core.program_end.Ended."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None: it was ended by a signal, or its status was lost."""
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it."""
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines of its output."""
+
+
+class ProgramFailed(Exception):
+    """A program could not be started, or did not end with exit code 0.
+
+    Its text is one line, fit for a log, and quotes the program's last lines.
+    """
+
+    def __init__(self, message: str, ended: ProgramExit | None = None) -> None:
+        super().__init__(message)
+        self.ended = ended  # None: it was never started
+
+
+class SecretUnavailable(Exception):
+    """A secret cannot be read here and now: which one, why, and what to write. One line."""
+
+
+# -- the state directory and its store ---------------------------------------------------------
+
+
+class StateRefused(Exception):
+    """The state directory cannot be used: exit 78. str() says why and what to do."""
+
+
+class StateLocked(Exception):
+    """Another daemon holds the state directory: exit 75."""
+
+    def __init__(self, state: Path, pid: int | None) -> None:
+        who = "another process" if pid is None else f"process {pid}"
+        super().__init__(f"{state} is held by {who}: stop that daemon, or use another state:")
+        self.pid = pid
+
+
+class StoreDamaged(Exception):
+    """The store is not what was written. str() says in what, in words for a person."""
+
+
+class StoreUnusable(Exception):
+    """The store cannot be opened or read. str() says why and what to do."""
+
+    def __init__(self, store: Path, why: str) -> None:
+        super().__init__(
+            f"the store {store} cannot be used: {why}. Repair it, or move it away: what was "
+            f"applied is then forgotten, and nothing is removed for it"
+        )
+
+
+class StoreTooNew(Exception):
+    """The store was written by a newer program: exit 78. Nothing was touched."""
+
+    def __init__(self, store: Path, found: int, known: int) -> None:
+        super().__init__(
+            f"the store {store} has schema {found}, and this program knows up to {known}: "
+            f"install the newer version again"
+        )
+
+
+class StoreClosed(Exception):
+    """The store takes no more writes: the daemon is at its end."""
+
+
+class WriteFailed(Exception):
+    """A transaction could not be committed. str() says why.
+
+    Nothing of it is there, but after a failed sync it may be found by the next start.
+    """
+
+
+# -- operations, their programs and steps ------------------------------------------------------
+
+
+class OperationAlreadyOpen(Exception):
+    """The key has an open operation already."""
+
+    def __init__(self, key: str, name: str, operation: str) -> None:
+        super().__init__(f"{key} has the open operation {name} ({operation})")
+        self.operation = operation
+
+
+class OperationUnknown(Exception):
+    """There is no open operation with this id."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"there is no open operation {operation}")
+
+
+class OnceStepStarted(Exception):
+    """A ONCE step was started: its operation is never begun anew by the journal."""
+
+    def __init__(self, name: str, operation: str, step: str) -> None:
+        super().__init__(
+            f"{name} ({operation}) cannot begin again: its step {step}, which must run once"
+            f" only, was started"
+        )
+
+
+class RecordDamaged(Exception):
+    """A record is there and cannot be read: nothing may be concluded from it."""
+
+
+class StepsDamaged(Exception):
+    """A line before the last is bad: which steps were done is unknown."""
+
+
+class StaleAttempt(Exception):
+    """The attempt is not, or no longer, the current one of its operation."""
+
+
+# -- plugins -----------------------------------------------------------------------------------
+
+
+class PluginNotFound(Exception):
+    """No such reconciler; the message says which one was probably meant."""
+
+
+class PluginBroken(Exception):
+    """A reconciler that exists and cannot be used: why, and where the fault lies."""
+
+    def __init__(self, name: str, reason: str, origin: Origin) -> None:
+        super().__init__(f"{origin}: reconciler {name} cannot be used: {reason}")
+        self.name = name
+        self.reason = reason
+        self.origin = origin
+
+
+# -- sockets, buses and threads ----------------------------------------------------------------
+
+
+class ListenRefused(Exception):
+    """A listener cannot be opened; the message says why, and what to do."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody else listens there, which may pass."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EADDRINUSE
+
+
+class NoDaemon(Exception):
+    """Nobody answers; the message says where, and how that shows."""
+
+
+class RequestNotDone(Exception):
+    """The daemon has answered, or may not be asked: the message says why it is not done."""
+
+
+class RequestRefused(Exception):
+    """The daemon does not do what was asked; the message says why."""
+
+
+class MalformedMessage(Exception):
+    """A line that is not of this protocol; the message says what is wrong with it."""
+
+
+class DBusError(Exception):
+    """The answer to a question was an error: its text."""
+
+
+class LogindUnreachable(Exception):
+    """There is no lock to be had now: what is wrong, and what to do."""
+
+
+class NoThread(OSError):
+    """No thread could be started in time; nothing was begun. The message says what helps."""
+
+
+class DeviceChanged(OSError):
+    """The directory's path leads to another device than before."""
