@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import attrs
 import pytest
 
-from reconciled.cli.main import NOT_BUILT, VERBS, _parsed
+from reconciled.cli.main import UNBUILT_VERBS, VERBS, _parsed
 from reconciled.config import controllers, model
 from reconciled.config.load import load
 from reconciled.reconcilers.exec import reconciler as exec_module
@@ -115,7 +115,7 @@ def test_the_readme_has_every_verb() -> None:
     text = (ROOT / "README.md").read_text()
     listed = set(re.findall(r"^\| `([a-z]+)[^`]*` \|", text, re.MULTILINE))
     assert listed == set(VERBS)
-    assert not listed & set(NOT_BUILT)
+    assert not listed & set(UNBUILT_VERBS)
 
 
 def test_the_readme_is_short() -> None:
@@ -255,7 +255,7 @@ def test_commands_in_documents_are_valid(capsys: pytest.CaptureFixture[str]) -> 
         except SystemExit:
             wrong.append(f"{where}: {capsys.readouterr().err}")
         else:
-            assert parsed.verb not in NOT_BUILT, where
+            assert parsed.verb not in UNBUILT_VERBS, where
     assert wrong == []
 
 

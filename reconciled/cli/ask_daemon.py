@@ -10,8 +10,7 @@ from reconciled.config.locations import find_config, find_socket
 from reconciled.control.client import send_request
 from reconciled.control.protocol import ControlRequest
 from reconciled.core.errors import NoDaemon, RequestNotDone
-
-NOT_DONE, NO_DAEMON = 1, 69
+from reconciled.core.exit_codes import FAILED, NO_DAEMON
 
 
 def ask_daemon(arguments: argparse.Namespace, request: ControlRequest) -> int:
@@ -35,7 +34,7 @@ def ask_daemon(arguments: argparse.Namespace, request: ControlRequest) -> int:
         return NO_DAEMON
     except RequestNotDone as error:
         sys.stderr.write(f"{verb}: {error}\n")
-        return NOT_DONE
+        return FAILED
     out = sys.stderr if answer.code else sys.stdout
     if out is not None:  # it was closed by whoever started us
         out.write("".join(f"{line}\n" for line in answer.lines))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 
+from reconciled.core.exit_codes import BROKEN_PIPE, FAILED, INTERNAL, INVALID, NOT_BUILT, USAGE
+
 TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-FAILED, USAGE, INTERNAL, INVALID = 1, 2, 70, 78
 
 # Verb, its help, and the module that does it; None: the verb is not built yet.
 VERBS = {
@@ -28,7 +29,7 @@ VERBS = {
     "reap": ("end what a dead daemon left running", "reap"),
     "step": ("note a step of the operation that runs the calling program", "step"),
 }
-NOT_BUILT = {
+UNBUILT_VERBS = {
     "status": "show the state of the running daemon",
     "get": "list resources",
     "describe": "tell all about one resource",
@@ -59,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if stop.code == USAGE and _verb_of(given) == "run":
             raise SystemExit(INVALID) from stop
         raise
-    if parsed.verb in NOT_BUILT:
+    if parsed.verb in UNBUILT_VERBS:
         told = f"reconciled {parsed.verb}: not built yet in this version"
-        sys.stderr.write(f"{told} ({NOT_BUILT[parsed.verb]})\n")
-        return 69
+        sys.stderr.write(f"{told} ({UNBUILT_VERBS[parsed.verb]})\n")
+        return NOT_BUILT
     import importlib
 
     module = importlib.import_module(f"reconciled.cli.{VERBS[parsed.verb][1]}")
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has left, as in ``| head``.
         sys.stdout = None
-        return 141
+        return BROKEN_PIPE
     except OSError as error:
         # A full disk, a directory that may not be read: nobody needs a traceback for these.
         sys.stdout = None
@@ -99,7 +100,7 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     """The arguments. Those of a verb that is not built yet are taken whatever they are."""
     parser = _parser()
     parsed, unknown = parser.parse_known_args(given)
-    if unknown and parsed.verb not in NOT_BUILT:
+    if unknown and parsed.verb not in UNBUILT_VERBS:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed
 
@@ -146,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     added["reap"].add_argument("--state", metavar="DIRECTORY", help="else $STATE_DIRECTORY")
     added["step"].add_argument("name", metavar="NAME")
     _add_journal(added["journal"])
-    for name, text in NOT_BUILT.items():
+    for name, text in UNBUILT_VERBS.items():
         verb = verbs.add_parser(name, help=f"{text} (not built yet)")
         verb.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -21,6 +21,7 @@ from reconciled.cli.terminal import (
 )
 from reconciled.config.load import find_config, load
 from reconciled.core.errors import Invalid
+from reconciled.core.exit_codes import CHANGES, DONE, INTERNAL
 from reconciled.core.resources import Key
 from reconciled.observe.logs import configure
 from reconciled.offline.plan import KeyPlan, plan
@@ -28,8 +29,6 @@ from reconciled.offline.scan import ControllerScan, scan_sources
 from reconciled.programs.children import current_children
 from reconciled.runtime.controllers.loading import prepared_whole
 from reconciled.runtime.controllers.secrets import redact_credentials
-
-NOTHING, CHANGES, ERROR = 0, 1, 70
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -44,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
         applied = read_applied(config.state)
     except (StoreTooNew, StoreUnusable) as error:
         print_error(f"reconciled plan: {error}")
-        return ERROR
+        return INTERNAL
     for line in unconfigured_controllers(config, applied):
         print_error(f"{line} (warning)")
     logs = configure(config.log.format, "error", environment=os.environ)
@@ -69,8 +68,8 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         _print(planned)
     if unread or missing or any(each.error for each in planned):
-        return ERROR
-    return CHANGES if any(each.changes for each in planned) else NOTHING
+        return INTERNAL
+    return CHANGES if any(each.changes for each in planned) else DONE
 
 
 def _print(planned: list[KeyPlan]) -> None:

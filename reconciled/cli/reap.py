@@ -24,6 +24,7 @@ from pathlib import Path
 
 from reconciled.config.locations import find_config, find_state
 from reconciled.core.durations import parse_duration
+from reconciled.core.exit_codes import INVALID, KILLED, LOCKED, USAGE
 from reconciled.programs.cgroup import cgroup_of_control_process, pids_in
 
 TYPE_CHECKING = False  # typing itself takes 4 ms
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from reconciled.service.notify import Notifier
 
-USAGE, KILLED, DAEMON_ALIVE, REFUSED = 2, 3, 75, 78
 # Beyond what is waited for: for the next measure, and for the message that asks for more time.
 SLACK = 5.0
 # A manager that is asked for more would wait so much longer for a reaper that hangs.
@@ -67,9 +67,9 @@ def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
     try:
         lock = StateLock.acquire(state, wait=0)
     except StateLocked as held:
-        return _refuse(DAEMON_ALIVE, str(held))
+        return _refuse(LOCKED, str(held))
     except StateRefused as refused:
-        return _refuse(REFUSED, str(refused))
+        return _refuse(INVALID, str(refused))
     try:
         killed = Reaper(wait, term, _say, group, _Manager().report_waiting).reap(
             state / "operations"

@@ -13,6 +13,7 @@ import os
 import sys
 
 from reconciled.core.errors import StaleAttempt, StepsDamaged
+from reconciled.core.exit_codes import FAILED, STALE_ATTEMPT, USAGE
 from reconciled.programs import steps
 from reconciled.programs.steps import check_name, parse_handle
 
@@ -20,7 +21,6 @@ TYPE_CHECKING = False  # typing itself takes 4 ms
 if TYPE_CHECKING:
     import argparse
 
-NOT_DURABLE, USAGE, NOT_CURRENT = 1, 2, 3
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -45,9 +45,9 @@ def record_step(name: str) -> int:
     try:
         steps.record_step(directory, attempt, name)
     except StaleAttempt as error:
-        return _refuse(NOT_CURRENT, f"{error}: stop without effects")
+        return _refuse(STALE_ATTEMPT, f"{error}: stop without effects")
     except (StepsDamaged, OSError) as error:
-        return _refuse(NOT_DURABLE, f"step {name} is not durable: {error}")
+        return _refuse(FAILED, f"step {name} is not durable: {error}")
     return 0
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from reconciled.core.errors import Invalid, StoreTooNew, StoreUnusable
+from reconciled.core.exit_codes import INVALID
 from reconciled.core.resources import Key
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.journal.sqlite.store import Applied, read_all_applied
 from reconciled.offline.scan import ControllerScan
 from reconciled.runtime.controllers.loading import PreparedConfig
-
-INVALID = 78
 
 
 def print_line(text: str = "") -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from reconciled.core.exit_codes import CUT, FAILED, HUNG
 from reconciled.core.stages import Stage
 from reconciled.observe.line_format import escaped
 
@@ -196,9 +197,9 @@ def describe_exit_code(exit_code: int) -> str:
     """What the exit code of a stop means, in words; empty: all is well."""
     return {
         0: "",
-        1: "a fault of the daemon itself",
-        3: "something was cut, not recorded, or left behind",
-        70: "the event loop did not turn any more, and the last resort ended the process",
+        FAILED: "a fault of the daemon itself",
+        CUT: "something was cut, not recorded, or left behind",
+        HUNG: "the event loop did not turn any more, and the last resort ended the process",
     }.get(exit_code, "it ended otherwise than it should")
 
 

@@ -32,6 +32,7 @@ from reconciled.core.errors import (
     StoreTooNew,
     StoreUnusable,
 )
+from reconciled.core.exit_codes import INTERNAL, NOT_FOUND
 from reconciled.core.resources import controller_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord
@@ -42,7 +43,6 @@ from reconciled.journal.state_lock import probe
 from reconciled.programs.steps import read_steps
 from reconciled.programs.survivors import find_survivor
 
-NOT_FOUND, ERROR = 4, 70
 PREFIX_LIMIT = (
     100  # so many operations are compared with a prefix; whoever gives a shorter one is told
 )
@@ -92,7 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
         code = _list(arguments, place) if arguments.action == "list" else _show(arguments, place)
     except (StoreTooNew, StoreUnusable) as error:
         print_error(f"reconciled journal: {error}")
-        return ERROR
+        return INTERNAL
     try:
         probe(place.state)
     except StateLocked as held:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 import attrs
 
 from reconciled.cli.journal.listing import (
-    NOT_FOUND,
     PREFIX_LIMIT,
     JournalTarget,
     find_operation,
@@ -27,13 +26,13 @@ from reconciled.cli.journal.listing import (
 from reconciled.cli.journal.text import state_of
 from reconciled.cli.terminal import print_error, print_line
 from reconciled.core.errors import StateLocked
+from reconciled.core.exit_codes import FAILED, NO_ANSWER, NOT_FOUND, USAGE
 from reconciled.core.resources import controller_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord, Resolution
 from reconciled.journal.resolutions import ALL_OPERATIONS, ResolutionRequest
 from reconciled.journal.state_lock import probe
 
-NOT_HELD, USAGE, NO_ANSWER = 1, 2, 75
 WAIT = 5.0  # seconds for a running daemon to take the decision
 POLL = 0.05
 _MEANS = {
@@ -80,12 +79,12 @@ class ResolveCommand:
             return NOT_FOUND
         if record.hold is None:
             print_error(f"{record.id} ({record.key}) is not held: {state_of(record)}")
-            return NOT_HELD
+            return FAILED
         if self.resolution.resolution is Resolution.BACK:
             why_not = self.target.undo_check.refusal_reason(record)
             if why_not:
                 print_error(f"{record.id} ({record.key}): {why_not}")
-                return NOT_HELD
+                return FAILED
         self.resolution = attrs.evolve(self.resolution, operation=record.id)
         means = f"{record.id} ({record.key}, {record.name}) {_MEANS[self.resolution.resolution]}"
         return self._submit(means, self._is_recorded, self._unconfigured_remark(record))
@@ -98,7 +97,7 @@ class ResolveCommand:
                 "the store is whole, so that there is nothing to settle at once:"
                 " decide about each operation by its ID"
             )
-            return NOT_HELD
+            return FAILED
         held = sum(record.hold is not None for record in book.open)
         means = f"the store is trusted again, {held} held operations are abandoned"
         return self._submit(means, self._is_store_trusted, "")
@@ -128,7 +127,7 @@ class ResolveCommand:
             print_line(f"Decided: {means}.")
         else:
             print_error("it was not held any more when the daemon looked: nothing was decided")
-            return NOT_HELD
+            return FAILED
         if remark:
             print_line(remark)
         return 0

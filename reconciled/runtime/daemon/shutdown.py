@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from reconciled.core.exit_codes import CUT, DONE, FAILED, HUNG
 from reconciled.core.stages import Stage
 from reconciled.observe import stopreport
 from reconciled.observe.stopreport import StopReport
@@ -20,7 +21,6 @@ from reconciled.signal_handlers import STOP_SIGNALS
 from reconciled.stop import Cut, Work
 from reconciled.stop.last_resort import Blocked
 
-CLEAN, CRASHED, CUT, HUNG = 0, 1, 3, 70
 # The innermost frames of what blocks the loop that one log line shows.
 FRAMES = 6
 
@@ -66,9 +66,9 @@ class Shutdown:
             self.context.log.error(
                 "operation.lost", key=record.key, operation=record.id, reason=reason
             )
-        code = CUT if stop.cut_count or lost else CLEAN
+        code = CUT if stop.cut_count or lost else DONE
         if self.crashed:
-            code = CRASHED
+            code = FAILED
         self._report(code)
         return code
 
@@ -95,8 +95,8 @@ class Shutdown:
         cause = error.__cause__ or error
         self.context.log.critical("daemon.crashed", reason=f"the loop broke down: {cause!r}")
         self.context.log.debug("daemon.traceback", exc_info=error)
-        self._report(CRASHED, kill=True)
-        return CRASHED
+        self._report(FAILED, kill=True)
+        return FAILED
 
     def log_blocked(self, blocked: Blocked) -> None:
         """In the last resort's thread: the loop does not turn."""
@@ -160,9 +160,9 @@ class Shutdown:
         }
         if reason := "; ".join(filter(None, (stopreport.describe_exit_code(code), trouble))):
             fields["reason"] = reason
-        if code != CLEAN and report.operations:
+        if code != DONE and report.operations:
             fields["look_at"] = "reconciled journal list   # what the next start recovers"
-        level = "info" if code == CLEAN else "error"
+        level = "info" if code == DONE else "error"
         if hung:
             host.logs.log_from_thread(level, "stop.ended", **fields)
             return

@@ -25,6 +25,7 @@ from reconciled.core.errors import (
     StoreTooNew,
     StoreUnusable,
 )
+from reconciled.core.exit_codes import DONE, FAILED, INVALID, LOCKED, NOT_DONE
 from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
 from reconciled.journal.sqlite.store import Store
@@ -40,8 +41,6 @@ from reconciled.runtime.daemon.run_once import OnceProgress
 from reconciled.runtime.daemon.strays import end_leftovers
 from reconciled.runtime.host.unit_check import UnitCheck
 from reconciled.signal_handlers import SignalHandlers
-
-DONE, FAILED, NOT_DONE, HELD, INVALID = 0, 1, 4, 75, 78
 
 
 def run_daemon(  # noqa: PLR0913 - what the process was given
@@ -156,7 +155,7 @@ def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
         return StateLock.acquire(state), Store.open(state)
     except StateLocked as error:
         logs.log.error("daemon.locked", reason=str(error))
-        return HELD
+        return LOCKED
     except (StateRefused, StoreTooNew) as error:
         logs.log.error("daemon.refused", reason=str(error))
         return INVALID

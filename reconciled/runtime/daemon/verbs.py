@@ -12,11 +12,11 @@ from reconciled.control.addresses import Peer
 from reconciled.control.protocol import ControlReply
 from reconciled.control.server import Verb
 from reconciled.core.errors import RequestRefused
+from reconciled.core.exit_codes import DONE, INVALID
 from reconciled.core.stages import Stage
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.commands import STOPS_ALREADY, Commands
 
-DONE, INVALID = 0, 78
 _WORDS = {
     Stage.RUNNING: "running",
     Stage.DRAINING: "draining: what runs may finish",
