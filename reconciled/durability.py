@@ -1,18 +1,74 @@
-"""Making durable what was written: of a file its content, of a directory the names in it."""
+"""Durable writes: a file is replaced whole, and a power cut leaves the old or the new one.
+
+Everything of ours that is not in the store is written by replace() or replace_at(). The small
+parent above a program has its own, since it imports nothing of the package, and ``files`` has
+another, which also keeps owners and attributes of files that are not ours.
+
+Each call blocks for a sync, milliseconds and on a busy disk seconds: in the loop it belongs in a
+thread. It imports only what ``reconciled step`` can afford.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
+
+_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def sync(path: Path) -> None:
-    """Return when *place*, a file or a directory, is as it is now after a power cut too.
-
-    Blocks. Raises OSError.
-    """
+    """Return when *path*, a file or a directory, is on the disk as it is now. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace the file *path* with *data*, mode 0600; durable when this returns.
+
+    Raises OSError: then *path* holds what it held before, or all of *data* where only the sync
+    of the directory failed.
+    """
+    # The loop and the last resort may both write, and two people may decide at once: each has a
+    # temporary file of its own until the rename.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        _write(os.open(temporary, _OPEN_NEW, 0o600), data)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)
+
+
+def replace_at(directory: int, name: str, data: bytes) -> None:
+    """Replace the file *name* in the open *directory*, which the caller has locked and syncs.
+
+    Raises OSError: then *name* holds what it held before.
+    """
+    temporary = f".{name}.ours"
+    _write(os.open(temporary, _OPEN_NEW, 0o600, dir_fd=directory), data)
+    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+
+def sync_parent(directory: int) -> None:
+    """Sync the directory above the open *directory*, whose own entry may be new."""
+    above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
+
+
+def _write(handle: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(handle, data) :]
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import argparse
 
 
-
 def execute(arguments: argparse.Namespace) -> int:
     """As the command line wants it."""
     return record_step(arguments.name)

@@ -46,14 +46,31 @@ handled by name, where something can be done about it.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Protocol
 
+TYPE_CHECKING = False  # ``reconciled step`` imports this, and typing itself takes 4 ms
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Protocol
 
     from reconciled.core.cut import Cut
     from reconciled.core.problems import Problem
     from reconciled.core.resources import Origin
+
+    class ProgramExit(Protocol):
+        """What ProgramFailed says of the program; see reconciled.core.program_end.Ended."""
+
+        @property
+        def code(self) -> int | None:
+            """The exit code; None: it was ended by a signal, or its status was lost."""
+
+        @property
+        def signal(self) -> int | None:
+            """The signal that ended it."""
+
+        @property
+        def tail(self) -> tuple[str, ...]:
+            """The last lines of its output."""
+
 
 # -- what a person wrote -----------------------------------------------------------------------
 
@@ -91,22 +108,6 @@ class CriticalRefused(RuntimeError):
     Elsewhere a refusal *is* a cancellation: an exception would be eaten by retry loops and
     counted as a failure. Only inside somebody else's shield has it to be an error.
     """
-
-
-class ProgramExit(Protocol):
-    """What ProgramFailed says of the program; see reconciled.core.program_end.Ended."""
-
-    @property
-    def code(self) -> int | None:
-        """The exit code; None: it was ended by a signal, or its status was lost."""
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it."""
-
-    @property
-    def tail(self) -> tuple[str, ...]:
-        """The last lines of its output."""
 
 
 class ProgramFailed(Exception):

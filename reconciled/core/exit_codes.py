@@ -1,17 +1,17 @@
 """The exit codes of all verbs, in one table. From 64 on they are those of sysexits.h.
 
-    0    done; ``run``: a clean stop; ``plan``: no changes
-    1    ``run``: it could not start, or had a fault of its own; other verbs: not done; ``plan``:
-         there are changes
-    2    wrong usage (``run``: 78, since a unit must not restart on it)
-    3    ``run``: something critical was cut; ``reap``: something had to be killed; ``step``: the
-         attempt is not the current one
-    4    a key is not done, or what was named is not found
-    69   no daemon answers, or the verb is not built yet
-    70   the machine refuses; ``run``: the event loop hung, and the last resort ended the process
-    75   another daemon holds the state directory; ``resolve``: the daemon does not answer
-    78   the configuration is invalid: a restart will not help
-    141  the reader of the output has left (128 + SIGPIPE)
+0    done; ``run``: a clean stop; ``plan``: no changes
+1    ``run``: it could not start, or had a fault of its own; other verbs: not done; ``plan``:
+     there are changes
+2    wrong usage (``run``: 78, since a unit must not restart on it)
+3    ``run``: something critical was cut; ``reap``: something had to be killed; ``step``: the
+     attempt is not the current one
+4    a key is not done, or what was named is not found
+69   no daemon answers, or the verb is not built yet
+70   the machine refuses; ``run``: the event loop hung, and the last resort ended the process
+75   another daemon holds the state directory; ``resolve``: the daemon does not answer
+78   the configuration is invalid: a restart will not help
+141  the reader of the output has left (128 + SIGPIPE)
 """
 
 from __future__ import annotations

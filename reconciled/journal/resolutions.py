@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from reconciled.durability import sync
+from reconciled.durability import replace, sync
 from reconciled.journal.operation_record import Resolution
 
 DIRECTORY = "resolutions"
@@ -50,25 +50,13 @@ def submit(state: Path, request: ResolutionRequest) -> None:
     """
     directory = make_directory(state)
     file = directory / f"{request.operation}{_PENDING_SUFFIX}"
-    # Of this process alone: two people may decide at once, and one of them is the last.
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     data = {
         "decision": request.resolution.value,
         "why": request.why,
         "who": request.who,
         "at": request.at,
     }
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as opened:
-            opened.write(json.dumps(data).encode() + b"\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        temporary.rename(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(directory)
+    replace(file, json.dumps(data).encode() + b"\n")
 
 
 def withdraw(state: Path, operation: str) -> bool:

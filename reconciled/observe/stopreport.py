@@ -7,11 +7,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
-import os
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import attrs
 
 from reconciled.core.exit_codes import CUT, FAILED, HUNG
 from reconciled.core.stages import Stage
+from reconciled.durability import replace
 from reconciled.observe.line_format import escaped
 
 VERSION = 1
@@ -152,31 +150,10 @@ def write(report: StopReport, state: Path, redact: Callable[[str], str] = str) -
     problems = []
     for name, render in ((JSON_NAME, report.as_json), (TEXT_NAME, report.as_text)):
         try:
-            _replace(state / name, redact(render()).encode("utf-8", "backslashreplace"))
+            replace(state / name, redact(render()).encode("utf-8", "backslashreplace"))
         except Exception as exc:  # noqa: BLE001 - the end of a process must not fail for its report
             problems.append(f"cannot write {state / name}: {exc}")
     return "; ".join(problems)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    # The loop and the last resort may both write: each has a file of its own until the rename.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - own flags
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _straggler_data(straggler: Straggler) -> dict[str, Any]:

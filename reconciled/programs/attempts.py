@@ -15,6 +15,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from reconciled.durability import replace_at, sync_parent
+
 ATTEMPT = "attempt"
 CLOSED = "closed"
 
@@ -39,7 +41,7 @@ def fence(directory: str | os.PathLike[str], attempt: int) -> None:
     with lock_directory(directory) as handle:
         if _set_attempt(handle, str(attempt)):
             os.fsync(handle)
-            _sync_parent_directory(handle)
+            sync_parent(handle)
 
 
 def fence_unsynced(directory: str | os.PathLike[str], attempt: int) -> None:
@@ -69,15 +71,6 @@ def _set_attempt(handle: int, text: str) -> bool:
     return True
 
 
-def _sync_parent_directory(handle: int) -> None:
-    """The directory's own entry may be new as well."""
-    above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle)
-    try:
-        os.fsync(above)
-    finally:
-        os.close(above)
-
-
 @contextlib.contextmanager
 def lock_directory(directory: str | os.PathLike[str]) -> Iterator[int]:
     """The directory's descriptor, under its lock. Raises OSError."""
@@ -87,17 +80,3 @@ def lock_directory(directory: str | os.PathLike[str]) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def replace_at(handle: int, name: str, data: bytes) -> None:
-    """Replace the file *name* in the directory *handle*; sync that afterwards. Raises OSError."""
-    temporary = f".{name}.ours"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    file = os.open(temporary, flags, 0o600, dir_fd=handle)
-    try:
-        while data:
-            data = data[os.write(file, data) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    os.rename(temporary, name, src_dir_fd=handle, dst_dir_fd=handle)

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from reconciled.core.errors import RecordDamaged
-from reconciled.programs.attempts import lock_directory, replace_at
+from reconciled.durability import replace_at
+from reconciled.programs.attempts import lock_directory
 
 CHILD, END = "child", "end"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

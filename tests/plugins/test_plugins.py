@@ -335,10 +335,11 @@ def test_c15_the_process_lives_on(folder: Path) -> None:
     (folder / "motd.py").chmod(0o644)
     program = (
         "import pathlib, sys\n"
+        "from reconciled.core.errors import PluginBroken\n"
         "from reconciled.plugins.discovery import find\n"
-        "from reconciled.plugins.loading import Broken, load\n"
+        "from reconciled.plugins.loading import load\n"
         "try: load(find('motd:X', [pathlib.Path(sys.argv[1])]))\n"
-        "except Broken as error: print(error)\n"
+        "except PluginBroken as error: print(error)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program, str(folder)], check=True, capture_output=True, text=True

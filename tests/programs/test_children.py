@@ -118,7 +118,7 @@ _PREAMBLE = """
 import os, signal, subprocess, sys, time, trio
 from pathlib import Path
 from reconciled.programs.children import current_children
-from reconciled.programs.orphans import Orphans, become_reaper
+from reconciled.programs.orphans import OrphanReaper, become_subreaper
 from reconciled.programs.processes import children_of
 from reconciled.programs import run_program
 
@@ -128,14 +128,14 @@ class Log:
 
 log = Log()
 output = Path(sys.argv[1])
-become_reaper()
+become_subreaper()
 zombies = lambda: [p for p in children_of(os.getpid()) if p.state == "Z"]
 
 async def main():
     async with trio.open_nursery() as nursery:
-        orphans = Orphans(current_children(), log)
+        orphans = OrphanReaper(current_children(), log)
         token = trio.lowlevel.current_trio_token()
-        signal.signal(signal.SIGCHLD, lambda *_: token.run_sync_soon(orphans.look))
+        signal.signal(signal.SIGCHLD, lambda *_: token.run_sync_soon(orphans.request_scan))
         nursery.start_soon(orphans.reap)
         await body()
         nursery.cancel_scope.cancel(reason="over")

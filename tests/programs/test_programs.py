@@ -477,10 +477,10 @@ def test_quote_is_bounded() -> None:
 _IGNORING = """
 import signal, sys, trio
 from pathlib import Path
-from reconciled.programs.orphans import become_reaper
+from reconciled.programs.orphans import become_subreaper
 from reconciled.programs import run_program
 assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-become_reaper()
+become_subreaper()
 async def main():
     ended = await run_program(["sh", "-c", "exit 7"], output=Path(sys.argv[1]))
     argv = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"]

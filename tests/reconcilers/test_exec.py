@@ -581,12 +581,6 @@ def test_budget_is_refused(budget: object) -> None:
         structure(CriticalPart, {"budget": budget})
 
 
-def test_everything_is_built() -> None:
-    """No field of the spec is accepted without effect."""
-    full = Exec(["a"], recover=["b"], rollback=["c"], once=True)
-    assert ExecReconciler().unimplemented_fields(full) == []
-
-
 def test_kind() -> None:
     """The kind is Exec, as manifests have it."""
     assert ExecReconciler.kind == "Exec"

@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 
 from reconciled.core.errors import StoreDamaged
-from reconciled.durability import sync
+from reconciled.durability import replace, sync
 from reconciled.journal.sqlite import wal
 from reconciled.journal.sqlite.schema import FILE
 
@@ -69,15 +69,7 @@ def read_marker(directory: Path) -> Marker | None:
 def write_marker(directory: Path, marker: Marker) -> None:
     """Replace the mark, durably. Raises OSError, and the one before stays."""
     state = "closed" if marker.closed else "open"
-    temporary = directory / f"{MARKER}.new"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(handle, f"{state} {marker.number}\n".encode())
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    temporary.replace(directory / MARKER)
-    sync(directory)
+    replace(directory / MARKER, f"{state} {marker.number}\n".encode())
 
 
 @attrs.frozen

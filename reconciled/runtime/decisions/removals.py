@@ -20,7 +20,7 @@ import trio
 
 from reconciled.core.removals import HeldRemovals
 from reconciled.core.resources import Key
-from reconciled.durability import sync
+from reconciled.durability import replace
 from reconciled.observe.bound_log import BoundLog
 
 DIRECTORY = "removals"
@@ -56,7 +56,10 @@ def read_pending(state: Path, controller: str) -> PendingApproval | None:
 
 def write_approval(state: Path, held: PendingApproval) -> None:
     """Permit exactly what *held* shows; durable when this returns."""
-    _write(state / DIRECTORY / f"{held.controller}.allow", {"keys": list(held.keys)})
+    replace(
+        state / DIRECTORY / f"{held.controller}.allow",
+        json.dumps({"keys": list(held.keys)}).encode(),
+    )
 
 
 @attrs.define(eq=False)
@@ -91,7 +94,7 @@ class RemovalApprovals:
             self._settled(controller, file)
             return
         try:
-            _write(file, {"keys": list(keys), "owned": held.owned})
+            replace(file, json.dumps({"keys": list(keys), "owned": held.owned}).encode())
         except OSError as error:
             self.log.error("removals.unwritable", controller=controller, reason=str(error))
         self.log.warning(
@@ -174,14 +177,3 @@ def _read(file: Path) -> dict[str, Any] | None:
     if isinstance(given, list) and all(isinstance(key, str) for key in given):
         return dict(data)
     raise ValueError(_NOT_OURS.format(file))
-
-
-def _write(file: Path, data: dict[str, Any]) -> None:
-    temporary = file.with_suffix(file.suffix + ".new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as opened:
-        opened.write(json.dumps(data).encode())
-        opened.flush()
-        os.fsync(opened.fileno())
-    temporary.rename(file)
-    sync(file.parent)

@@ -416,7 +416,7 @@ async def main():
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         for number in range(20):
-            await store.remember(f"site/{number}", "File", {}, "f", base="/", complete=True)
+            await store.record_applied(f"site/{number}", "File", {}, "f", base="/", complete=True)
         os.kill(os.getpid(), signal.SIGKILL)
 trio.run(main)
 """
