@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Protocol
 
-    from reconciled.core.cut import Cut
     from reconciled.core.problems import Problem
     from reconciled.core.resources import Origin
+    from reconciled.core.stages import Cut
 
     class ProgramExit(Protocol):
         """What ProgramFailed says of the program; see reconciled.core.program_end.Ended."""

@@ -1,10 +1,12 @@
-"""The stages of a stop, and the arithmetic of its limits."""
+"""The stages of a stop, the arithmetic of its limits, and what was cut off at one."""
 
 from __future__ import annotations
 
 import enum
 
 import attrs
+
+from reconciled.core.durations import format_duration
 
 # After the hard limit and one cleanup, this long until the last resort ends the process.
 LAST_RESORT = 3.0
@@ -39,3 +41,29 @@ class StopLimits:
     def budget(self) -> float:
         """The longest a stop can take: what a service manager has to allow."""
         return self.critical + self.cleanup + LAST_RESORT
+
+
+OWN_BUDGET = "its own budget"
+
+
+@attrs.frozen
+class Cut:
+    """A critical section that did not get to its end."""
+
+    section: str
+    owner: str
+    after: float
+    budget: float
+    reason: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        # Its milliseconds say how fast the loop was, and nothing about the section.
+        after = round(self.after, 1) if self.after >= 1 else self.after
+        budget = format_duration(self.budget)
+        whose = (
+            f"{self.reason} of {budget}"
+            if self.reason == OWN_BUDGET
+            else f"{self.reason} (budget {budget})"
+        )
+        return f"{self.section} was cut off after {format_duration(after)} by {whose}"

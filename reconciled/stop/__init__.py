@@ -4,15 +4,15 @@ Read ``stages`` in core first (the vocabulary), then ``work`` (what one run may 
 stop goes on), then ``stop`` (how a stop moves through its stages, in three sizes).
 """
 
-from reconciled.core.cut import Cut
 from reconciled.core.errors import CriticalRefused, Overrun
+from reconciled.core.stages import Cut
 from reconciled.stop.stop import Stop
 from reconciled.stop.work import Section, Work, cleanup_scope, covering_section
 
 __all__ = [
+    "CriticalRefused",
     "Cut",
     "Overrun",
-    "CriticalRefused",
     "Section",
     "Stop",
     "Work",

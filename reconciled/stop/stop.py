@@ -20,8 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import attrs
 import trio
 
-from reconciled.core.cut import Cut
-from reconciled.core.stages import Stage, StopLimits
+from reconciled.core.stages import Cut, Stage, StopLimits
 from reconciled.stop.work import Section, Work, current_stop
 
 # What a task needs beyond its cleanup to be gone: reaping, unwinding, a busy machine.

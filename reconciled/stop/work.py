@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Self
 import attrs
 import trio
 
-from reconciled.core.cut import OWN_BUDGET, Cut
 from reconciled.core.errors import CriticalRefused, Overrun
-from reconciled.core.stages import Stage
+from reconciled.core.stages import OWN_BUDGET, Cut, Stage
 
 if TYPE_CHECKING:
     from types import TracebackType
