@@ -253,6 +253,7 @@ def test_no_cancellation_is_swallowed() -> None:
 
 # -- who imports whom ------------------------------------------------------------------------
 
+
 def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
     """The modules of ours that *path* imports anywhere, for types alone as well."""
     found: set[str] = set()

@@ -155,10 +155,9 @@ def _print_stages(limits: StopLimits, unit: UnitReport) -> None:
         print_line(f"{name:<12} {format_duration(seconds):>8}  {meaning}")
     limit = unit.facts.timeout_stop if unit.facts else None
     if limit is not None:
-        word = "fits" if unit.fits else "does not fit"
-        print_line(
-            f"{'unit':<12} {format_timespan(limit):>8}  TimeoutStopSec= of {unit.name}: the budget {word}"
-        )
+        verdict = "fits" if unit.fits else "does not fit"
+        meaning = f"TimeoutStopSec= of {unit.name}: the budget {verdict}"
+        print_line(f"{'unit':<12} {format_timespan(limit):>8}  {meaning}")
     else:
         print_line(f"{'unit':<12} {'?':>8}  {unit.reason or 'its limit is not told'}")
     if not unit.fits:

@@ -7,19 +7,15 @@ import math
 import attrs
 import trio
 
-from reconciled.core.durations import format_duration
 from reconciled.core.errors import Invalid, Terminal
-from reconciled.core.results import Outcome, Result, retry, terminal
-from reconciled.core.stages import Stage
-from reconciled.stop import Overrun, Work
+from reconciled.core.results import Result, retry, terminal
+from reconciled.stop import Overrun
 
-SUCCESSES = (Outcome.DONE, Outcome.AFTER)
-INTERRUPTED = Result(Outcome.INTERRUPTED)
 REASON_LENGTH = 500
 
 
 @attrs.frozen
-class Failure:
+class PluginFailure:
     """An exception as a result; internal marks one that nobody foresaw."""
 
     result: Result
@@ -27,7 +23,7 @@ class Failure:
     internal: bool
 
 
-def failure_of(error: BaseException) -> Failure | None:
+def failure_of(error: BaseException) -> PluginFailure | None:
     """What *error* means for its key; None where it is nothing but a cancellation.
 
     SystemExit, KeyboardInterrupt and GeneratorExit from plugin code are that plugin's failure: a
@@ -40,17 +36,17 @@ def failure_of(error: BaseException) -> Failure | None:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     if isinstance(first, Terminal | Invalid):
-        return Failure(terminal(text_of(first)), first, internal=False)
+        return PluginFailure(terminal(text_of(first)), first, internal=False)
     if isinstance(first, Overrun):
-        return Failure(retry(f"Overrun: {first}"), first, internal=False)
+        return PluginFailure(retry(f"Overrun: {first}"), first, internal=False)
     if isinstance(first, SystemExit | KeyboardInterrupt | GeneratorExit):
         reason = f"{text_of(first)}: plugin code raised it, which ends no daemon"
-        return Failure(retry(reason), first, internal=False)
+        return PluginFailure(retry(reason), first, internal=False)
     known = isinstance(first, OSError) or type(first).__module__.startswith("reconciled.")
-    return Failure(retry(text_of(first)), first, internal=not known)
+    return PluginFailure(retry(text_of(first)), first, internal=not known)
 
 
-def stray_cancellation(error: BaseException) -> Failure | None:
+def stray_cancellation(error: BaseException) -> PluginFailure | None:
     """A cancellation that cancelled nothing: one that plugin code kept, and raised again.
 
     Let through, it would end every task around it, one after the other, and so the daemon.
@@ -58,7 +54,7 @@ def stray_cancellation(error: BaseException) -> Failure | None:
     if trio.current_effective_deadline() == -math.inf:
         return None
     reason = "Cancelled: plugin code raised it outside of the scope that it belongs to"
-    return Failure(retry(reason), error, internal=True)
+    return PluginFailure(retry(reason), error, internal=True)
 
 
 def cancellation_in(error: BaseException) -> BaseException | None:
@@ -68,22 +64,6 @@ def cancellation_in(error: BaseException) -> BaseException | None:
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled)
     return None
-
-
-def checked_result(result: object) -> Result:
-    """*result*, if a reconciler may answer that."""
-    if isinstance(result, Result):
-        return result
-    return retry(
-        f"reconcile() returned {result!r:.80}: return done(), after(), retry() or terminal()"
-    )
-
-
-def result_of_cancelled(work: Work) -> Result:
-    """What it means that the scope of *work* ended it: a stop, or its timeout."""
-    if work.stop.stage >= Stage.STOPPING:
-        return INTERRUPTED
-    return retry(f"Timeout: took longer than {format_duration(work.timeout)}")
 
 
 def text_of(error: BaseException) -> str:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from reconciled.core.results import Outcome
-
-if TYPE_CHECKING:
-    from reconciled.core.resources import Fingerprint
 
 
 class Status:
@@ -15,16 +10,14 @@ class Status:
 
     outcome   of the last run that ended by itself; None before the first
     reason    why it is not as desired; empty when it is
-    observed  fingerprint of the spec that the outcome speaks about
     ended     when, on the loop's clock
     """
 
-    __slots__ = ("ended", "observed", "outcome", "reason")
+    __slots__ = ("ended", "outcome", "reason")
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
         self.reason = ""
-        self.observed: Fingerprint | None = None
         self.ended = 0.0
 
     def __repr__(self) -> str:

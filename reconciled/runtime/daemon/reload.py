@@ -75,7 +75,7 @@ def _same(old: LoadedController, new: LoadedController) -> bool:
 
 
 @attrs.frozen
-class ReloadOutcome:
+class ReloadResult:
     """How a reload ended: the new configuration is in force, or why the old one runs on.
 
     reason    why nothing was swapped although nothing was wrong: a stop came first
@@ -99,7 +99,7 @@ class ReloadRequest:
 
     _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
     _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _outcome: ReloadOutcome = attrs.field(factory=ReloadOutcome, init=False)
+    _outcome: ReloadResult = attrs.field(factory=ReloadResult, init=False)
 
     def request(self) -> None:
         """Somebody wants it."""
@@ -109,12 +109,12 @@ class ReloadRequest:
         """Wait until somebody wants it."""
         await self._asked.wait()
 
-    def finish(self, outcome: ReloadOutcome) -> None:
+    def finish(self, outcome: ReloadResult) -> None:
         """It is over."""
         self._outcome = outcome
         self._ended.set()
 
-    async def wait_finished(self) -> ReloadOutcome:
+    async def wait_finished(self) -> ReloadResult:
         """How it ended, as soon as it has."""
         await self._ended.wait()
         return self._outcome
@@ -137,7 +137,7 @@ class Reloader:
     # None: nothing listens.
     listeners: Listeners | None = None
     # Called when a reload begins, with None, and when it has ended.
-    on_reload: Callable[[ReloadOutcome | None], None] | None = attrs.field(default=None, init=False)
+    on_reload: Callable[[ReloadResult | None], None] | None = attrs.field(default=None, init=False)
     _next: ReloadRequest = attrs.field(factory=ReloadRequest, init=False)
 
     def request(self) -> ReloadRequest:
@@ -157,11 +157,11 @@ class Reloader:
             self._notify(outcome)
             current.finish(outcome)
 
-    def _notify(self, outcome: ReloadOutcome | None) -> None:
+    def _notify(self, outcome: ReloadResult | None) -> None:
         if self.on_reload is not None:
             self.on_reload(outcome)
 
-    async def reload(self) -> ReloadOutcome:
+    async def reload(self) -> ReloadResult:
         """Reload now; whatever is wrong is in the log as well."""
         try:
             loaded = await in_thread(
@@ -175,19 +175,19 @@ class Reloader:
             return self._rejected(invalid)
         except NoThread as error:
             self.log.error("reload.failed", problems=0, reason=str(error))
-            return ReloadOutcome(reason=str(error))
+            return ReloadResult(reason=str(error))
         except Exception as error:
             # A fault of ours: nothing has changed yet, so nothing has to end for it.
             reason = f"it could not be read, which is a fault of the daemon: {error!r}"
             self.log.error("reload.failed", problems=0, reason=reason, exc_info=error)
-            return ReloadOutcome(reason=reason)
+            return ReloadResult(reason=reason)
         for warning in loaded.warnings:
             self.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         swap = compare(self.running(), prepared)
         if not await self.swap(swap):
             if change is not None:
                 change.discard()
-            return ReloadOutcome(reason="a stop is under way")
+            return ReloadResult(reason="a stop is under way")
         if change is not None:
             change.commit()
         self.config = prepared.config
@@ -202,7 +202,7 @@ class Reloader:
         except ListenRefused as refused:
             raise Invalid([Problem(config.origin_of("http", "listen"), str(refused))]) from refused
 
-    def _rejected(self, invalid: Invalid) -> ReloadOutcome:
+    def _rejected(self, invalid: Invalid) -> ReloadResult:
         for problem in invalid.problems:
             self.log.error("config.invalid", at=str(problem.origin), reason=problem.message)
         self.log.error(
@@ -210,9 +210,9 @@ class Reloader:
             problems=len(invalid.problems),
             reason="the configuration as it was runs on",
         )
-        return ReloadOutcome(problems=tuple(invalid.problems))
+        return ReloadResult(problems=tuple(invalid.problems))
 
-    def _swapped(self, swap: Swap) -> ReloadOutcome:
+    def _swapped(self, swap: Swap) -> ReloadResult:
         stalled = [each.config.name for each in swap.prepared.stalled]
         names = {
             "started": sorted(ready.config.name for ready in swap.started),
@@ -222,7 +222,7 @@ class Reloader:
         }
         self.log.info("reload.done", **names)
         lines = [f"{what}: {', '.join(each)}" for what, each in names.items() if each]
-        return ReloadOutcome(lines=("The new configuration is in force.", *lines))
+        return ReloadResult(lines=("The new configuration is in force.", *lines))
 
     def _checked(self, loaded: LoadedConfig) -> PreparedConfig:
         problems = [

@@ -24,7 +24,7 @@ import trio
 
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
-from reconciled.runtime.daemon.reload import ReloadOutcome
+from reconciled.runtime.daemon.reload import ReloadResult
 from reconciled.runtime.host import status_line
 from reconciled.runtime.host.status_line import StatusLine
 from reconciled.service.notify import Notifier, microseconds
@@ -93,7 +93,7 @@ class Heartbeat:
         self._begin_state()
         self._enqueue(READY=1)
 
-    def notify_reload(self, outcome: ReloadOutcome | None) -> None:
+    def notify_reload(self, outcome: ReloadResult | None) -> None:
         """A reload begins, or has ended so: with READY=1 either way, unless a stop came first."""
         if outcome is not None:
             self._note = "" if outcome.done else REJECTED

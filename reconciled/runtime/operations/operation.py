@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.api import ProgramEnd, StepKind
+from reconciled.api import StepKind
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import OperationJournal
@@ -115,16 +115,6 @@ class RunOperation:
         return await self._journal.record_step_done(self.id, name, kind.value, data)
 
 
-@attrs.define(eq=False)
-class InterruptedOperation(RunOperation):
-    """One that is being recovered, for observe(): programs that look at it may belong to it.
-
-    ended  how its program ended after the daemon was gone
-    """
-
-    ended: ProgramEnd | None = None
-
-
 @attrs.frozen(eq=False)
 class Operations:
     """All operations of the daemon: where they are noted, and where their files go."""
@@ -164,12 +154,6 @@ class Operations:
             raise
         async with work.cleanup(f"outcome of {name}"):
             await self._close(operation, Ending.DONE)
-
-    def interrupted(
-        self, record: OperationRecord, work: Work, ended: ProgramEnd | None
-    ) -> InterruptedOperation:
-        """*record* as observe() finds it, in a run of *work*."""
-        return InterruptedOperation(record, work, self.journal, self.root, ended=ended)
 
     async def close_attempts(self, operation: str) -> None:
         """No program of it may note a step any more."""

@@ -15,7 +15,7 @@ from reconciled.core.queue.entry import Job, Priority
 from reconciled.core.resources import Key
 from reconciled.core.results import Outcome, Result
 from reconciled.runtime.controllers.status import Status
-from reconciled.runtime.plugin_errors import SUCCESSES
+from reconciled.runtime.runs.reconciler_calls import SUCCESSES
 
 if TYPE_CHECKING:
     from reconciled.runtime.context import RuntimeContext
@@ -161,7 +161,6 @@ def _update_status(ended: FinishedRun, now: float) -> bool:
     status.outcome = outcome
     status.reason = "" if outcome in SUCCESSES else ended.result.reason
     status.ended = now
-    status.observed = manifest.fingerprint if manifest else None
     return failing
 
 

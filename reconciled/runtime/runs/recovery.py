@@ -20,7 +20,7 @@ import attrs
 from reconciled.core import recovery as core
 from reconciled.core.errors import Invalid, RecordDamaged
 from reconciled.core.queue.entry import Job
-from reconciled.core.recovery import Decision, Facts, Interrupted, Observed
+from reconciled.core.recovery import Decision, Facts, Interrupted
 from reconciled.core.resources import Manifest, fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.journal import operation_record
@@ -29,10 +29,18 @@ from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import attempts
-from reconciled.runtime.operations.operation import is_interruption, was_cancelled
+from reconciled.runtime.operations.interrupted import (
+    operation_for_observe,
+    operation_for_recover,
+)
+from reconciled.runtime.operations.operation import Operations, is_interruption, was_cancelled
 from reconciled.runtime.operations.pinned import is_removal, pinned_manifest
-from reconciled.runtime.plugin_errors import SUCCESSES, checked_result
-from reconciled.runtime.runs.plugin_calls import call_observe, call_recover
+from reconciled.runtime.runs.reconciler_calls import (
+    SUCCESSES,
+    call_observe,
+    call_recover,
+    checked_result,
+)
 from reconciled.runtime.runs.request import RunRequest
 from reconciled.service.credentials import unavailable_reason
 from reconciled.stop import Work
@@ -41,12 +49,6 @@ from reconciled.threads import in_thread
 if TYPE_CHECKING:
     from reconciled.runtime.context import RuntimeContext
     from reconciled.runtime.controllers.controller import Controller
-from typing import TYPE_CHECKING
-
-from reconciled.programs import survivors
-
-if TYPE_CHECKING:
-    from reconciled.runtime.context import RuntimeContext
 
 
 @attrs.define(eq=False)
@@ -95,11 +97,11 @@ class Recovery:
         request.removal = is_removal(self.record)
         request.resume(self.record)
         try:
-            interrupted = interrupted_of(self._context, self.record, spec)
+            interrupted = operation_for_recover(self._operations, self.record, spec)
         except (RecordDamaged, OSError) as error:
             return await self._hold(core.Hold(f"how its program ended cannot be told: {error}"))
-        request.interrupted = self._context.operations.interrupted(
-            self.record, self.work, interrupted.ended
+        request.interrupted = operation_for_observe(
+            self._operations, self.record, self.work, interrupted.ended
         )
         facts = await self._facts(request, interrupted, resolution)
         request.interrupted = None
@@ -111,7 +113,7 @@ class Recovery:
     async def _begin_attempt(self) -> None:
         """Counted, and fenced against programs of older attempts, before any code runs."""
         self.record = await self._journal.count_recovery(self.record.id)
-        directory = self._context.operations.root / self.record.id
+        directory = self._operations.root / self.record.id
         if directory.exists():
             fence = partial(attempts.fence, directory, self.record.attempt)
             await in_thread(fence)
@@ -146,19 +148,23 @@ class Recovery:
 
     @property
     def _journal(self) -> OperationJournal:
-        return self.controller.context.operations.journal
+        return self._operations.journal
+
+    @property
+    def _operations(self) -> Operations:
+        return self._context.operations
 
     def _lifted(self, held: operation_record.Hold) -> bool:
         """Another spec or other options lift a hold by the cap; any other only a person."""
-        now = self.hold_context()
+        now = self._hold_context()
         return held.by_cap and bool(held.context and now) and held.context != now
 
     async def _complete(self, held: operation_record.Hold) -> None:
         """Note what is declared, for a hold that was imposed before the sources had said it."""
-        if held.by_cap and not held.context and (context := self.hold_context()):
+        if held.by_cap and not held.context and (context := self._hold_context()):
             await self._journal.hold(self.record.id, attrs.evolve(held, context=context))
 
-    def hold_context(self) -> str:
+    def _hold_context(self) -> str:
         """What a hold by the cap was imposed under: the declared spec, and the options.
 
         Empty as long as the sources have not said what is declared: at a start recovery comes
@@ -178,7 +184,7 @@ class Recovery:
             retry_in=self.controller.config.retry.initial,
         )
         if resolution:
-            return attrs.evolve(facts, verdict=resolution_decision(resolution))
+            return attrs.evolve(facts, verdict=_resolution_decision(resolution))
         observation = await call_observe(reconciler, request)
         said, broken = call_recover(reconciler, interrupted, observation)
         return attrs.evolve(facts, observation=observation, verdict=said, recover_error=broken)
@@ -225,7 +231,7 @@ class Recovery:
         async with self.work.cleanup("outcome of a recovery"):
             note = self._context.logs.redactor.redact(reason)
             await self._journal.end(self.record.id, ending, note=note)
-            await self._context.operations.close_attempts(self.record.id)
+            await self._operations.close_attempts(self.record.id)
             if ending is Ending.COMPLETED and not self.record.undoes:
                 await self._remember(request)
         return done(f"recovered: {ending.value}")
@@ -282,7 +288,7 @@ class Recovery:
             record.key, f"undo {record.name}", record.pinned | {"undo": steps}, undoes=record.id
         )
         self.log.info("operation.begun", operation=self.record.id, undoes=record.id)
-        await self._context.operations.close_attempts(record.id)
+        await self._operations.close_attempts(record.id)
         request.resume(self.record)
         return await self._undo(request)
 
@@ -322,7 +328,7 @@ class Recovery:
             await self._journal.hold(
                 record.id,
                 operation_record.Hold(
-                    reason, code, evidence, time.time(), hold.by_cap, self.hold_context()
+                    reason, code, evidence, time.time(), hold.by_cap, self._hold_context()
                 ),
             )
         self.log.error(
@@ -336,62 +342,11 @@ class Recovery:
         return Result(Outcome.HELD, hold.reason)
 
 
-async def hold_if_degraded(controller: Controller, request: RunRequest) -> Result | None:
-    """After a store was set aside as damaged: nothing is done to what is not as desired.
-
-    What was applied, and what was open, is not known then; None: the run may go on.
-    """
-    if not request.removal:
-        seen = await call_observe(controller.reconciler, request)
-        if seen is not None and seen.state is Observed.AS_DESIRED:
-            return None
-    return Result(
-        Outcome.HELD,
-        "the store was damaged, so that it is not known what was under way here:"
-        ' look, then reconciled journal resolve --all --abandon --why "…"',
-    )
-
-
 def _suffix(reason: str) -> str:
     return f", {reason}" if reason else ""
 
 
-# -- What recover() is shown of an interrupted operation, and what a person has decided about it.
-
-
-def interrupted_of(context: RuntimeContext, record: OperationRecord, spec: Any) -> Interrupted:
-    """*record* as recover() sees it. Raises Damaged or OSError for a program's unreadable end."""
-    return Interrupted(
-        record.id,
-        record.key,
-        record.name,
-        spec,
-        record.attempt,
-        tuple(
-            core.Step(step.name, core.StepKind(step.kind), step.state is StepState.DONE, step.data)
-            for step in record.steps
-        ),
-        removal=is_removal(record),
-        undoes=record.undoes,
-        ended=_end_of_program(context, record),
-    )
-
-
-def _end_of_program(context: RuntimeContext, record: OperationRecord) -> core.ProgramEnd | None:
-    """What a program that outlived its daemon has left."""
-    survivor = survivors.find_survivor(context.operations.root / record.id)
-    if survivor is None:
-        return None
-    try:
-        end = survivor.end
-        if end is None:
-            return None
-        return core.ProgramEnd(end.assignment.action, end.code, end.signal)
-    finally:
-        survivor.close()
-
-
-def resolution_decision(resolution: str) -> Decision:
+def _resolution_decision(resolution: str) -> Decision:
     """The decision that ``journal resolve`` noted."""
     decisions: dict[str, Decision] = {
         "forward": core.RollForward("a person decided so"),

@@ -14,7 +14,8 @@ from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.operation_record import AppliedSpec, OperationRecord
 from reconciled.plugins.manifest_request import ManifestRequest
 from reconciled.runtime.context import RuntimeContext
-from reconciled.runtime.operations.operation import InterruptedOperation, RunOperation
+from reconciled.runtime.operations.interrupted import InterruptedOperation
+from reconciled.runtime.operations.operation import RunOperation
 from reconciled.runtime.operations.pinned import pin
 from reconciled.stop import Work
 from reconciled.threads import in_thread

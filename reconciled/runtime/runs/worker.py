@@ -12,29 +12,30 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from reconciled.core.durations import format_duration
 from reconciled.core.queue.entry import Job
+from reconciled.core.recovery import Observed
 from reconciled.core.resources import Key, Manifest, Origin
-from reconciled.core.results import Outcome, Result, done
+from reconciled.core.results import Outcome, Result, done, retry
 from reconciled.core.stages import Stage
 from reconciled.observe.bound_log import BoundLog
 from reconciled.runtime.plugin_errors import (
-    INTERRUPTED,
-    SUCCESSES,
-    Failure,
+    PluginFailure,
     cancellation_in,
-    checked_result,
     failure_of,
-    result_of_cancelled,
     stray_cancellation,
 )
 from reconciled.runtime.runs.completion import FinishedRun, finish_run
-from reconciled.runtime.runs.recovery import Recovery, hold_if_degraded
+from reconciled.runtime.runs.reconciler_calls import SUCCESSES, call_observe, checked_result
+from reconciled.runtime.runs.recovery import Recovery
 from reconciled.runtime.runs.request import RunRequest
 from reconciled.stop import Work
 
 if TYPE_CHECKING:
     from reconciled.runtime.context import RuntimeContext
     from reconciled.runtime.controllers.controller import Controller
+
+_INTERRUPTED = Result(Outcome.INTERRUPTED)
 
 
 async def run_job(controller: Controller, job: Job, name: str) -> None:
@@ -47,7 +48,7 @@ async def run_job(controller: Controller, job: Job, name: str) -> None:
     interrupted = host.operations.journal.find_by_key(key)
     removal = interrupted is None and key in controller.removing
     work = Work(name, controller.stop, key, controller.config.timeout)
-    result = INTERRUPTED
+    result = _INTERRUPTED
     request: RunRequest | None = None
     try:
         with work:
@@ -72,7 +73,7 @@ async def run_job(controller: Controller, job: Job, name: str) -> None:
                 if failure is not None and not _cancelled_by_stop(work):
                     result = failure.result
         if work.scope.cancelled_caught:
-            result = result_of_cancelled(work)
+            result = _result_of_cancelled(work)
     finally:
         acted = request is not None and request.acted
         try:
@@ -94,6 +95,13 @@ def _cancelled_by_stop(work: Work) -> bool:
     One whose critical part was cut off has said so by its error.
     """
     return work.stop.stage >= Stage.STOPPING and work.cut is None
+
+
+def _result_of_cancelled(work: Work) -> Result:
+    """What it means that the scope of *work* ended it: a stop, or its timeout."""
+    if work.stop.stage >= Stage.STOPPING:
+        return _INTERRUPTED
+    return retry(f"Timeout: took longer than {format_duration(work.timeout)}")
 
 
 def _return_if_blocked(controller: Controller, job: Job) -> bool:
@@ -128,7 +136,9 @@ async def _request(
 
 
 async def _attempt(controller: Controller, request: RunRequest) -> Result:
-    if controller.context.store.degraded and (doubt := await hold_if_degraded(controller, request)):
+    if controller.context.store.degraded and (
+        doubt := await _hold_if_degraded(controller, request)
+    ):
         return doubt
     if request.removal:
         return await _remove(controller, request)
@@ -136,6 +146,22 @@ async def _attempt(controller: Controller, request: RunRequest) -> Result:
     if result.outcome in SUCCESSES and not request.is_applied:
         await request.record_applied()
     return result
+
+
+async def _hold_if_degraded(controller: Controller, request: RunRequest) -> Result | None:
+    """After a store was set aside as damaged: nothing is done to what is not as desired.
+
+    What was applied, and what was open, is not known then; None: the run may go on.
+    """
+    if not request.removal:
+        seen = await call_observe(controller.reconciler, request)
+        if seen is not None and seen.state is Observed.AS_DESIRED:
+            return None
+    return Result(
+        Outcome.HELD,
+        "the store was damaged, so that it is not known what was under way here:"
+        ' look, then reconciled journal resolve --all --abandon --why "…"',
+    )
 
 
 async def _remove(controller: Controller, request: RunRequest) -> Result:
@@ -166,7 +192,7 @@ async def _remembered(context: RuntimeContext, key: Key) -> Manifest | None:
     )
 
 
-def _log_internal(controller: Controller, log: BoundLog, failure: Failure) -> None:
+def _log_internal(controller: Controller, log: BoundLog, failure: PluginFailure) -> None:
     """An exception that nobody foresaw: say where it was raised, and whose code that is."""
     frames = traceback.extract_tb(failure.error.__traceback__)
     at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -19,11 +19,11 @@ from trio.testing import MockClock
 from reconciled.api import Result, done
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
-from reconciled.runtime.daemon.reload import ReloadOutcome
+from reconciled.runtime.daemon.reload import ReloadResult
 from reconciled.runtime.host import status_line
 from reconciled.runtime.host.heartbeat import LONGEST_EXTENSION, Heartbeat
 
-BAD = ReloadOutcome(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"),))
+BAD = ReloadResult(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"),))
 
 
 @attrs.frozen
@@ -174,7 +174,7 @@ async def test_ready_is_not_lost(tmp_path: Path, autojump_clock: MockClock) -> N
         b.heart.notify_ready()
         b.heart.notify_reload(None)
         await trio.sleep(10)
-        b.heart.notify_reload(ReloadOutcome())
+        b.heart.notify_reload(ReloadResult())
         assert b.manager.states == []
         b.manager.full = False
         await trio.sleep(0.6)
@@ -282,7 +282,7 @@ async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockCloc
         began = b.manager.heard[-1].fields
         assert before <= began["MONOTONIC_USEC"] <= time.monotonic_ns() // 1000
         assert began["STATUS"] == "reloading"
-        b.heart.notify_reload(ReloadOutcome())
+        b.heart.notify_reload(ReloadResult())
         assert b.manager.states == ["READY", "RELOADING", "READY"]
         assert b.manager.texts[-1] == "ready: 0 keys, 0 running, 0 held"
 
@@ -292,7 +292,7 @@ async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: Mo
     async with beating(tmp_path, Manager()) as b:
         b.rig.declare()
         b.heart.notify_ready()
-        for outcome, more in ((BAD, "; the last reload failed"), (ReloadOutcome(), "")):
+        for outcome, more in ((BAD, "; the last reload failed"), (ReloadResult(), "")):
             b.heart.notify_reload(None)
             b.heart.notify_reload(outcome)
             assert b.manager.states[-2:] == ["RELOADING", "READY"]
@@ -314,7 +314,7 @@ async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: Moc
         await trio.sleep(1.1)
         b.heart.notify_reload(BAD)
         b.heart.notify_reload(None)
-        b.heart.notify_reload(ReloadOutcome())
+        b.heart.notify_reload(ReloadResult())
         await trio.sleep(1.1)
         assert b.manager.states == ["READY", "RELOADING", "STOPPING"]
         assert b.manager.texts[-1].startswith("draining: critical")

@@ -40,6 +40,7 @@ from reconciled.api import (
     Wait,
     done,
 )
+from reconciled.core.errors import OperationAlreadyOpen
 from reconciled.core.queue.entry import Priority
 from reconciled.journal import operation_record
 from reconciled.journal.host_identity import HostIdentity
@@ -211,7 +212,7 @@ async def test_one_operation_within_another_is_refused(
 
     async def act(request: Any) -> Result:
         async with request.operation("apply") as outer:
-            with pytest.raises(operation_record.OperationAlreadyOpen) as info:
+            with pytest.raises(OperationAlreadyOpen) as info:
                 async with request.operation(again):
                     pass
             refused.append(str(info.value))

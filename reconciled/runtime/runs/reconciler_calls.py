@@ -11,8 +11,20 @@ from typing import Any
 
 from reconciled.api import Reconciler
 from reconciled.core.recovery import Decision, Interrupted, Observation, Observed
+from reconciled.core.results import Outcome, Result, retry
 from reconciled.runtime.plugin_errors import cancellation_in, failure_of
 from reconciled.runtime.runs.request import RunRequest
+
+SUCCESSES = (Outcome.DONE, Outcome.AFTER)
+
+
+def checked_result(result: object) -> Result:
+    """*result*, if a reconciler may answer that."""
+    if isinstance(result, Result):
+        return result
+    return retry(
+        f"reconcile() returned {result!r:.80}: return done(), after(), retry() or terminal()"
+    )
 
 
 async def call_observe(reconciler: Reconciler[Any], request: RunRequest) -> Observation | None:
