@@ -163,8 +163,8 @@ class Replacement:
         refuse_irregular(self.location, old)
         if old is not None and old.st_nlink > 1:
             raise FileRefused(
-                f"{self.location.path} has {old.st_nlink} hard links: a replacement would leave the "
-                f"others behind; make it a file of its own first"
+                f"{self.location.path} has {old.st_nlink} hard links: a replacement would leave "
+                f"the others behind; make it a file of its own first"
             )
         with explain_errors(self.location, "write the new file"):
             handle = self._create()

@@ -124,8 +124,9 @@ def start_limit(facts: UnitFacts, _limits: StopLimits) -> Finding | None:
     if burst * delay > interval:
         return None  # not even a daemon that ends at once starts so often
     what = (
-        f"StartLimitIntervalSec={format_timespan(interval)} with RestartSec={format_timespan(delay)}: {burst} crashes"
-        " in a row, and nothing starts the daemon again; set 0"
+        f"StartLimitIntervalSec={format_timespan(interval)} with"
+        f" RestartSec={format_timespan(delay)}: {burst} crashes in a row,"
+        " and nothing starts the daemon again; set 0"
     )
     remedy = drop_in(facts, "start-limit", "StartLimitIntervalSec=0", section="Unit")
     return Finding(Severity.ADVICE, "StartLimitIntervalSec", what, remedy)

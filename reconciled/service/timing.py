@@ -72,8 +72,9 @@ def power_off_limit(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     return Finding(
         Severity.ADVICE,
         "TimeoutStopSec",
-        f"TimeoutStopSec={format_timespan(stop)} lets a stop take {format_timespan(stop * ends + abort)} with all that"
-        f" belongs to it, and a power-off is forced after {format_timespan(POWER_OFF)};"
+        f"TimeoutStopSec={format_timespan(stop)} lets a stop take"
+        f" {format_timespan(stop * ends + abort)} with all that belongs"
+        f" to it, and a power-off is forced after {format_timespan(POWER_OFF)};"
         f" {'set ' + format_timespan(want) if fits else 'lower stop.critical'}",
         drop_in(facts, "stop-budget", *lines) if fits else None,
     )
@@ -120,8 +121,9 @@ def reap_wait(facts: UnitFacts, limits: StopLimits) -> Finding | None:
         # Below the budget that is said already, and what to set covers the reaper.
         what = (
             f"reap --wait={format_duration(wait)} --term={format_duration(term)} may take longer"
-            f" than TimeoutStopSec={format_timespan(facts.timeout_stop)}, which holds for it too: it can be"
-            f" killed before it has ended what a crash left; set {limit}, or a shorter --wait"
+            f" than TimeoutStopSec={format_timespan(facts.timeout_stop)}, which holds for it too:"
+            f" it can be killed before it has ended what a crash left; set {limit},"
+            " or a shorter --wait"
         )
         remedy = drop_in(facts, "stop-budget", f"TimeoutStopSec={limit}")
     else:

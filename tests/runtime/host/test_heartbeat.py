@@ -262,10 +262,10 @@ async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockCloc
         assert b.heart.has_watchdog
         b.heart.notify_reload(None)
         assert b.heart.has_watchdog
-        b.rig.host.signals.stop_at = 0.0
+        b.rig.host.signals.stop_requested_at = 0.0
         assert not b.heart.has_watchdog
     async with beating(tmp_path / "other", Manager()) as b:
-        b.heart.ready()
+        b.heart.notify_ready()
         assert not b.heart.has_watchdog
 
 
