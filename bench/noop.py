@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from one_controller import KIND, Nothing, rigged
+from one_controller import KIND, Nothing, run_one_controller
 from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done
@@ -46,8 +46,8 @@ async def ours(state: Path) -> float:
     left = KEYS * PASSES
     finished = trio.Event()
     names = [f"k{number}" for number in range(KEYS)]
-    async with rigged(state, NothingReconciler(), concurrency=CONCURRENCY) as rig:
-        lane = rig.controller.lane
+    async with run_one_controller(state, NothingReconciler(), concurrency=CONCURRENCY) as runtime:
+        lane = runtime.controller.lane
 
         def outcome(key: Key, result: Result, failures: int) -> None:  # noqa: ARG001
             nonlocal left
@@ -57,11 +57,11 @@ async def ours(state: Path) -> float:
             elif left >= KEYS:
                 lane.add(key, trio.current_time(), "again", Priority.CHANGED)
 
-        await rig.remember(names)
-        rig.declare(names)
-        rig.host.on_outcome = outcome
+        await runtime.remember(names)
+        runtime.declare(names)
+        runtime.context.on_outcome = outcome
         began = time.process_time()
-        rig.host.services.start_soon(rig.dispatcher.run)
+        runtime.context.services.start_soon(runtime.dispatcher.run)
         await finished.wait()
         took = time.process_time() - began
     return KEYS * PASSES / took

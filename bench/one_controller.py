@@ -57,10 +57,10 @@ class Nothing:
 
 
 @attrs.frozen(eq=False)
-class Rig:
+class OneController:
     """What runs."""
 
-    host: RuntimeContext
+    context: RuntimeContext
     controller: Controller
     dispatcher: Dispatcher
 
@@ -77,13 +77,13 @@ class Rig:
                 nursery.start_soon(self._remember, key_of("bench", name))
 
     async def _remember(self, key: Key) -> None:
-        await self.host.store.record_applied(key, KIND, {}, FINGERPRINT, base="", complete=True)
+        await self.context.store.record_applied(key, KIND, {}, FINGERPRINT, base="", complete=True)
 
 
 @asynccontextmanager
-async def rigged(
+async def run_one_controller(
     state: Path, reconciler: Reconciler[Any], *, concurrency: int, stop: str = "{}"
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[OneController]:
     """A controller of *reconciler* that is ready; its dispatcher is the caller's to start."""
     gc.freeze()  # as the daemon does after its imports
     path = state / "r.yaml"
@@ -118,7 +118,7 @@ async def rigged(
         ready = LoadedController(config.controllers["bench"], plugin, reconciler)
         controller = build(ready, host, root, permits)
         await services.start(_work, root, controller)
-        yield Rig(host, controller, Dispatcher(host, lambda: {"bench": controller}))
+        yield OneController(host, controller, Dispatcher(host, lambda: {"bench": controller}))
         services.cancel_scope.cancel(reason="measured")
     logs.close()
     os.close(null)

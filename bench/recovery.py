@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from one_controller import KIND, Nothing, rigged
+from one_controller import KIND, Nothing, run_one_controller
 from process import daemon
 from table import heading, row
 
@@ -134,21 +134,21 @@ class NothingReconciler(Reconciler[Nothing]):
 async def latencies(state: Path, *, stalled: bool) -> list[float]:
     """Milliseconds from the wish for a run to its end, one every 5 ms for a second."""
     found: list[float] = []
-    async with rigged(state, NothingReconciler(), concurrency=16) as rig:
-        await rig.remember(["k"])
+    async with run_one_controller(state, NothingReconciler(), concurrency=16) as runtime:
+        await runtime.remember(["k"])
         ended = trio.Event()
-        rig.host.on_outcome = lambda *_: ended.set()
-        rig.declare(["k"])
+        runtime.context.on_outcome = lambda *_: ended.set()
+        runtime.declare(["k"])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(rig.dispatcher.run)
+            nursery.start_soon(runtime.dispatcher.run)
             await ended.wait()
             if stalled:
-                nursery.start_soon(rig.host.store.write, lambda _: time.sleep(STALL))
+                nursery.start_soon(runtime.context.store.write, lambda _: time.sleep(STALL))
             until = trio.current_time() + STALL
             while trio.current_time() < until:
                 ended = trio.Event()
                 began = time.perf_counter()
-                rig.controller.lane.add(Key("bench/k"), trio.current_time(), "again")
+                runtime.controller.lane.add(Key("bench/k"), trio.current_time(), "again")
                 await ended.wait()
                 found.append((time.perf_counter() - began) * 1000)
                 await trio.sleep(EVERY)

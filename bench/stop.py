@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from one_controller import KIND, Nothing, rigged
+from one_controller import KIND, Nothing, run_one_controller
 from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result
@@ -71,8 +71,8 @@ async def ours(state: Path) -> Times:
     names = [f"ordinary-{number}" for number in range(ORDINARY)]
     names += [f"critical-{number}" for number in range(CRITICAL)]
     sleeper = Sleeper()
-    async with rigged(state, sleeper, concurrency=len(names), stop=LIMITS) as rig:
-        host = rig.host
+    async with run_one_controller(state, sleeper, concurrency=len(names), stop=LIMITS) as runtime:
+        host = runtime.context
 
         def outcome(key: Key, result: Result, failures: int) -> None:  # noqa: ARG001
             sort = key.partition("/")[2].partition("-")[0]
@@ -80,15 +80,15 @@ async def ours(state: Path) -> Times:
             if not any(host.stop.all_works()):
                 over.set()
 
-        await rig.remember(names)
+        await runtime.remember(names)
         host.on_outcome = outcome
-        rig.declare(names)
+        runtime.declare(names)
         host.services.start_soon(host.stop.run_stages, lambda _: None)
-        host.services.start_soon(rig.dispatcher.run)
+        host.services.start_soon(runtime.dispatcher.run)
         await sleeper.all_asleep.wait()
         began, spent_before = trio.current_time(), time.process_time()
         host.stop.begin("bench", at=began - (CRITICAL_LIMIT - HARD))
-        rig.dispatcher.wake()
+        runtime.dispatcher.wake()
         await over.wait()
     return (
         ended["ordinary"] - began,

@@ -26,8 +26,8 @@ def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def whole_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The directory of a whole daemon, and the script around it."""
-    from whole_daemon import World
+    from whole_daemon import WholeDaemon
 
-    return World(tmp_path, monkeypatch)
+    return WholeDaemon(tmp_path, monkeypatch)

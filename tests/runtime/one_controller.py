@@ -1,7 +1,7 @@
 """One controller with its dispatcher, store and stop in this process, driven by a script.
 
-What a key does stands in ``Script.acts``: a coroutine function per name. What its source says is
-told by declare(). Time is the test's: nothing here sleeps.
+``ScriptedReconciler.acts`` holds a coroutine function for each name; declare() and report() give
+what the source reports. Nothing here sleeps: the test moves the clock.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Thing:
     value: int = 0
 
 
-class Script(Reconciler[Thing]):
+class ScriptedReconciler(Reconciler[Thing]):
     """Does what acts says for the name, else nothing; keeps each request."""
 
     kind = "Thing"
@@ -89,8 +89,8 @@ class Script(Reconciler[Thing]):
         return [request.name for request in self.requests]
 
 
-class Removing(Script):
-    """A Script with a removal; by default it is done at once."""
+class RemovingReconciler(ScriptedReconciler):
+    """A ScriptedReconciler with a removal; by default it is done at once."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -106,18 +106,18 @@ class Removing(Script):
 
 
 @attrs.define(eq=False)
-class Source:
+class ScriptedSource:
     """A watcher that says what the test says: each of lives is one life of its task."""
 
     name: str
     declares: bool = True
-    lives: list[Act] = attrs.field(factory=list)
+    starts: list[Act] = attrs.field(factory=list)
     began: list[float] = attrs.field(factory=list)
 
     async def watch(self, report: Callable[[Report], None]) -> None:
         self.began.append(trio.current_time())
-        if self.lives:
-            await self.lives.pop(0)(report)
+        if self.starts:
+            await self.starts.pop(0)(report)
         else:
             await trio.sleep_forever()
 
@@ -150,44 +150,46 @@ def logs_to(file: Path, level: str = "info") -> Logs:
         os.close(descriptor)  # the log has its own
 
 
-def plugin_of(script: Script) -> Plugin:
+def plugin_of(script: ScriptedReconciler) -> Plugin:
     """A Plugin as if *script* had been loaded."""
     return Plugin("script", "1.0", "script.py", type(script), "Thing", Thing, None)
 
 
 @attrs.define(eq=False)
-class Rig:
+class OneController:
     """The parts, and what a test asks of them."""
 
-    host: RuntimeContext
+    context: RuntimeContext
     config: Config
-    script: Script
+    script: ScriptedReconciler
     controller: Controller
-    sources: list[Source]
-    permits: RemovalApprovals
+    sources: list[ScriptedSource]
+    approvals: RemovalApprovals
     dispatcher: Dispatcher
     log_file: Path
     # Work that a stop had to leave behind.
-    left: list[Work] = attrs.field(factory=list)
+    stragglers: list[Work] = attrs.field(factory=list)
 
-    def say(self, report: Report, source: int = 0) -> None:
+    def report(self, report: Report, source: int = 0) -> None:
         """What a source says."""
         self.controller.handle_report(self.sources[source], report)
 
     def declare(self, *manifests: Manifest, complete: bool = True, source: int = 0) -> None:
         """Exactly *manifests* are declared."""
-        self.say(Snapshot(manifests, complete=complete), source)
+        self.report(Snapshot(manifests, complete=complete), source)
 
-    def wish(self, *names: str, cause: str = "wish", priority: Priority = Priority.ASKED) -> None:
+    def enqueue(
+        self, *names: str, cause: str = "wish", priority: Priority = Priority.ASKED
+    ) -> None:
         """Want a run of each, however it stands."""
         for name in names:
             self.controller.lane.add(key(name), trio.current_time(), cause, priority)
 
-    async def settle(self) -> None:
+    async def wait_all_blocked(self) -> None:
         """Until nothing can go on without time passing."""
         await trio.testing.wait_all_tasks_blocked()
 
-    def lines(self, event: str, **fields: Any) -> list[Line]:
+    def log_lines(self, event: str, **fields: Any) -> list[Line]:
         """Log lines of *event* with these fields."""
         return [
             line
@@ -195,7 +197,7 @@ class Rig:
             if line["event"] == event and fields.items() <= line.items()
         ]
 
-    def standing(self, name: str) -> str | None:
+    def queue_state(self, name: str) -> str | None:
         """Where the key stands in the queue; None: it has no state there."""
         for entry in self.controller.lane:
             if entry.key == key(name):
@@ -206,7 +208,7 @@ class Rig:
         """Failed runs in a row that the queue knows of."""
         return max((e.failures for e in self.controller.lane if e.key == key(name)), default=0)
 
-    def traces(self, name: str) -> list[str]:
+    def references(self, name: str) -> list[str]:
         """Every place that still knows the key (invariant 14)."""
         wanted = key(name)
         places: dict[str, Iterable[Any]] = {
@@ -218,37 +220,37 @@ class Rig:
         places["desired.removing"] = self.controller.desired._removing
         places["desired.manifests"] = self.controller.manifests
         places["lane"] = self.controller.lane._entries
-        places["loops"] = self.host.loops._histories
-        places["folder"] = self.host.logs._folder._of_key
-        places["store"] = self.host.store.all_keys()
-        places["operations"] = self.host.operations.journal._mirror._by_key
-        places["works"] = [work.key for work in self.host.stop.all_works()]
+        places["loops"] = self.context.loops._histories
+        places["folder"] = self.context.logs._folder._of_key
+        places["store"] = self.context.store.all_keys()
+        places["operations"] = self.context.operations.journal._mirror._by_key
+        places["works"] = [work.key for work in self.context.stop.all_works()]
         found = [name for name, place in places.items() if wanted in place]
         rest = wanted.replace("/", "~").removeprefix("c~")
         found += [
             f"{directory}/"
             for directory in ("output", "memory")
-            if (self.host.state / directory / "c" / rest).exists()
+            if (self.context.state / directory / "c" / rest).exists()
         ]
         return found
 
     async def signal(self) -> None:
         """The instant of a stop, as the daemon acts on a SIGTERM."""
-        self.host.signals.stop_requested_at = 0.0
-        self.host.stop.begin("SIGTERM")
+        self.context.signals.stop_requested_at = 0.0
+        self.context.stop.begin("SIGTERM")
         self.dispatcher.wake()
 
 
 @asynccontextmanager
-async def rig(
+async def run_one_controller(
     tmp_path: Path,
-    script: Script,
+    script: ScriptedReconciler,
     *,
-    sources: Iterable[Source] = (),
+    sources: Iterable[ScriptedSource] = (),
     concurrency: int = 16,
     longest: str = "2m",
     level: str = "info",
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[OneController]:
     """A running controller named c, and its end."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -284,7 +286,7 @@ async def rig(
             stop,
             permits,
         )
-        watchers = list(sources) or [Source("source 0")]
+        watchers = list(sources) or [ScriptedSource("source 0")]
         names = [watcher.name for watcher in watchers if watcher.declares]
         # As built, but for its sources, which are the test's.
         controller = attrs.evolve(
@@ -294,26 +296,26 @@ async def rig(
         )
         built = controller
         dispatcher = Dispatcher(host, lambda: {"c": controller})
-        made = Rig(
+        runtime = OneController(
             host, config, script, controller, watchers, permits, dispatcher, tmp_path / "log"
         )
-        services.start_soon(stop.run_stages, made.left.extend)
-        await services.start(_work, made)
+        services.start_soon(stop.run_stages, runtime.stragglers.extend)
+        await services.start(_work, runtime)
         try:
-            yield made
+            yield runtime
         finally:
             logs.close()
             services.cancel_scope.cancel(reason="the test is over")
 
 
 async def _work(  # noqa: ASYNC114 - started below, in a nursery that encloses it
-    made: Rig, *, task_status: trio.TaskStatus[None]
+    runtime: OneController, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    with made.host.stop.scope:
+    with runtime.context.stop.scope:
         async with trio.open_nursery() as work:
-            await work.start(made.controller.supervise_runs)
-            work.start_soon(made.controller.watch)
-            work.start_soon(made.dispatcher.run)
+            await work.start(runtime.controller.supervise_runs)
+            work.start_soon(runtime.controller.watch)
+            work.start_soon(runtime.dispatcher.run)
             task_status.started()
 
 

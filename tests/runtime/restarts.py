@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 import attrs
 import trio
-from one_controller import Act, Removing, Rig, Thing, key, rig, thing
+from one_controller import (
+    Act,
+    OneController,
+    RemovingReconciler,
+    Thing,
+    key,
+    run_one_controller,
+    thing,
+)
 
 from reconciled.api import Decision, Observation, Observed, Request, Step, StepKind, done
 from reconciled.journal.host_identity import HostIdentity
@@ -32,70 +40,70 @@ STEPS = [
 ]
 
 
-class Actor(Removing):
+class RecoveringReconciler(RemovingReconciler):
     """A script that can observe and recover; asked is what it was asked, in order."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
-        self.asked: list[Asked] = []
+        self.calls: list[Asked] = []
         self.interrupted: list[Any] = []
-        self.looks: list[Any] = []  # answers of observe(), or exceptions; the last one stays
-        self.word: Any = None
-        self.on_ask: Callable[[str, str], None] = lambda _, __: None
+        self.observations: list[Any] = []  # answers of observe(), or exceptions; the last one stays
+        self.decision: Any = None
+        self.on_call: Callable[[str, str], None] = lambda _, __: None
 
-    def ask(self, what: str, name: str) -> None:
-        self.asked.append((what, name))
-        self.on_ask(what, name)
+    def record_call(self, what: str, name: str) -> None:
+        self.calls.append((what, name))
+        self.on_call(what, name)
 
     async def observe(self, request: Request[Thing]) -> Observation | None:
-        self.ask("observe", request.name)
+        self.record_call("observe", request.name)
         await trio.lowlevel.checkpoint()
-        if not self.looks:
+        if not self.observations:
             return None
-        answer = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        answer = self.observations.pop(0) if len(self.observations) > 1 else self.observations[0]
         if isinstance(answer, BaseException):
             raise answer
         seen: Observation | None = answer
         return seen
 
     def recover(self, interrupted: Any, _: Observation | None) -> Decision | None:
-        self.ask("recover", interrupted.key.partition("/")[2])
+        self.record_call("recover", interrupted.key.partition("/")[2])
         self.interrupted.append(interrupted)
-        if isinstance(self.word, BaseException):
-            raise self.word
-        word: Decision | None = self.word
+        if isinstance(self.decision, BaseException):
+            raise self.decision
+        word: Decision | None = self.decision
         return word
 
     async def reconcile(self, request: Request[Thing]) -> Any:
-        self.ask("reconcile", request.name)
+        self.record_call("reconcile", request.name)
         return await super().reconcile(request)
 
     async def remove(self, request: Request[Thing]) -> Any:
-        self.ask("remove", request.name)
+        self.record_call("remove", request.name)
         return await super().remove(request)
 
-    def of(self, name: str) -> list[str]:
+    def calls_for(self, name: str) -> list[str]:
         """What it was asked about *name*."""
-        return [what for what, whose in self.asked if whose == name]
+        return [what for what, whose in self.calls if whose == name]
 
 
-class Undoing(Actor):
+class UndoingReconciler(RecoveringReconciler):
     """One that can take steps back."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self.undone: list[Step] = []
-        self.taking_back: Act | None = None
+        self.undo_act: Act | None = None
 
     async def undo(self, request: Request[Thing], step: Step) -> None:
-        self.ask("undo", request.name)
+        self.record_call("undo", request.name)
         self.undone.append(step)
-        if self.taking_back is not None:
-            await self.taking_back(step)
+        if self.undo_act is not None:
+            await self.undo_act(step)
 
 
 @attrs.frozen
-class Left:
+class OpenOperation:
     """An operation as a killed daemon leaves it. steps: (name, kind, done, data)."""
 
     name: str = "a"
@@ -110,20 +118,20 @@ class Left:
     undoable: bool = False
 
 
-def opened(tmp_path: Path) -> Store:
+def open_store(tmp_path: Path) -> Store:
     """The store of a daemon whose state lies in *tmp_path*."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     return Store.open(state)
 
 
-async def earlier(
+async def in_earlier_run(
     tmp_path: Path,
     act: Callable[[Store, OperationJournal], Awaitable[Any]],
     machine: HostIdentity | None = None,
 ) -> Any:
     """What *act* gives, done in an earlier life of the daemon, on *machine*."""
-    store = opened(tmp_path)
+    store = open_store(tmp_path)
     operations = OperationJournal.load(store, identity=machine)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -132,9 +140,9 @@ async def earlier(
     return given
 
 
-async def leave(tmp_path: Path, **fields: Any) -> str:
+async def leave_open_operation(tmp_path: Path, **fields: Any) -> str:
     """Leave such an operation; its id."""
-    left = Left(**fields)
+    left = OpenOperation(**fields)
 
     async def act(__: Store, operations: OperationJournal) -> str:
         pinned = pin(thing(left.name, left.value), removal=left.removal)
@@ -152,29 +160,29 @@ async def leave(tmp_path: Path, **fields: Any) -> str:
             await operations.hold(record.id, left.hold)
         return record.id
 
-    identity: str = await earlier(tmp_path, act, left.machine)
+    identity: str = await in_earlier_run(tmp_path, act, left.machine)
     return identity
 
 
 @asynccontextmanager
-async def revived(
+async def run_restarted(
     tmp_path: Path,
-    script: Actor,
+    script: RecoveringReconciler,
     *,
     policy: Literal["roll-forward", "roll-back", "hold"] = "roll-forward",
     cap: int = 3,
     **options: Any,
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[OneController]:
     """A rig that finds what earlier lives left: its queue has it before any source has spoken."""
-    async with rig(tmp_path, script, **options) as made:
-        made.controller.config = attrs.evolve(
-            made.controller.config, interrupted=policy, max_recoveries=cap
+    async with run_one_controller(tmp_path, script, **options) as runtime:
+        runtime.controller.config = attrs.evolve(
+            runtime.controller.config, interrupted=policy, max_recoveries=cap
         )
-        enqueue_open_operations(made.controller, trio.current_time())
-        yield made
+        enqueue_open_operations(runtime.controller, trio.current_time())
+        yield runtime
 
 
-def operate(
+def operation_act(
     *steps: str, name: str = "apply", seen: list[Any] | None = None, **fails: BaseException
 ) -> Act:
     """An act that opens *name* and does *steps* (``name`` or ``name:kind``), each as its data.
@@ -203,25 +211,25 @@ def operate(
     return act
 
 
-async def past_of(made: Rig, operation: str) -> OperationRecord | None:
+async def closed_operation(runtime: OneController, operation: str) -> OperationRecord | None:
     """The operation *operation*, if it is over."""
-    past = await made.host.operations.journal.past_operations(1, operation)
+    past = await runtime.context.operations.journal.past_operations(1, operation)
     return past.records[0] if past.records else None
 
 
-async def ending_of(made: Rig, operation: str) -> Ending | None:
+async def ending_of(runtime: OneController, operation: str) -> Ending | None:
     """How it ended; None: it is open, or nobody knows it."""
-    record = await past_of(made, operation)
+    record = await closed_operation(runtime, operation)
     return None if record is None else record.ending
 
 
-def consistent(made: Rig) -> None:
+def check_consistent(runtime: OneController) -> None:
     """The mirror and the disk agree on what is open, and each key has its one operation."""
-    log = made.host.operations.journal
+    log = runtime.context.operations.journal
     assert log.pending == ()
     open_ = {record.key: record for record in log.list_open()}
     assert log._mirror._by_key.keys() == open_.keys()
-    on_disk = {record.key: record for record in made.host.store.open_operations()}
+    on_disk = {record.key: record for record in runtime.context.store.open_operations()}
     assert on_disk.keys() == open_.keys()
     for each, record in open_.items():
         # A step that was started and may be run again need not be on the disk.
@@ -233,22 +241,22 @@ def consistent(made: Rig) -> None:
         assert log.find_by_key(each) == record
 
 
-def open_record(made: Rig, name: str = "a") -> OperationRecord:
-    record = made.host.operations.journal.find_by_key(key(name))
+def open_record(runtime: OneController, name: str = "a") -> OperationRecord:
+    record = runtime.context.operations.journal.find_by_key(key(name))
     assert record is not None
     return record
 
 
-def held(made: Rig, name: str = "a") -> Hold:
+def hold_of(runtime: OneController, name: str = "a") -> Hold:
     """How the key is held: in the journal, in the queue and in the log."""
-    consistent(made)
-    hold = open_record(made, name).hold
+    check_consistent(runtime)
+    hold = open_record(runtime, name).hold
     assert hold is not None
-    assert made.standing(name) == "terminal"
+    assert runtime.queue_state(name) == "terminal"
     return hold
 
 
-async def own(tmp_path: Path, name: str = "a", value: int = 1) -> None:
+async def record_earlier_apply(tmp_path: Path, name: str = "a", value: int = 1) -> None:
     """Let an earlier life have applied it."""
 
     async def act(store: Store, _: OperationJournal) -> None:
@@ -257,9 +265,11 @@ async def own(tmp_path: Path, name: str = "a", value: int = 1) -> None:
             key(name), "Thing", manifest.spec, manifest.fingerprint, base="/m", complete=True
         )
 
-    await earlier(tmp_path, act)
+    await in_earlier_run(tmp_path, act)
 
 
-def read_only(made: Rig, *, on: bool) -> None:
+def set_read_only(runtime: OneController, *, on: bool) -> None:
     """Let the store refuse to be written, by SQLite's own word."""
-    made.host.store.writer.connection.execute(f"PRAGMA query_only={'ON' if on else 'OFF'}").close()
+    runtime.context.store.writer.connection.execute(
+        f"PRAGMA query_only={'ON' if on else 'OFF'}"
+    ).close()

@@ -1,7 +1,7 @@
 """A whole daemon in this process: real configuration and plugin files, scripted sources.
 
-What a key does is looked up in ``World.acts`` by ``controller/name``, what a source declares in
-``World.declared`` by controller. The last resort is left out: it ends processes.
+``WholeDaemon.acts`` holds what each key (``controller/name``) does, ``WholeDaemon.declared`` what
+the source of each controller declares. The last resort is left out, because it ends processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from one_controller import Act, Line, Source, lines_of, logs_to
+from one_controller import Act, Line, ScriptedSource, lines_of, logs_to
 
 from reconciled.api import done
 from reconciled.config.load import load
@@ -33,7 +33,7 @@ from reconciled.signal_handlers import SignalHandlers
 
 PLUGIN = """
 import attrs
-from whole_daemon import World
+from whole_daemon import WholeDaemon
 from reconciled.api import Reconciler
 
 @attrs.frozen
@@ -42,11 +42,11 @@ class Thing:
 
 class ThingReconciler(Reconciler[Thing]):
     async def reconcile(self, request):
-        return await World.now.reconcile(self, request)
+        return await WholeDaemon.now.reconcile(self, request)
 
 class Removing(ThingReconciler):
     async def remove(self, request):
-        return await World.now.remove(self, request)
+        return await WholeDaemon.now.remove(self, request)
 """
 CONFIG = """
 state: {state}
@@ -76,7 +76,7 @@ class NoLastResort:
         """Wakes nobody."""
 
 
-class Told(SignalHandlers):
+class ScriptedSignals(SignalHandlers):
     """Signals as the test tells them: the handlers of this process stay as they are."""
 
     def install(self) -> None:
@@ -88,7 +88,7 @@ class Told(SignalHandlers):
 
 
 @attrs.define(eq=False)
-class World:
+class WholeDaemon:
     """The directory of a daemon, and the script of everything around it."""
 
     root: Path
@@ -98,23 +98,23 @@ class World:
     # Controllers that have a timer beside their source.
     timers: set[str] = attrs.field(factory=set)
     # Lives of the sources of a controller: what its watcher does instead of declaring.
-    lives: dict[str, list[Act]] = attrs.field(factory=dict)
-    sources: dict[str, list[Source]] = attrs.field(factory=dict)
+    source_runs: dict[str, list[Act]] = attrs.field(factory=dict)
+    sources: dict[str, list[ScriptedSource]] = attrs.field(factory=dict)
     ran: list[str] = attrs.field(factory=list)
     removed: list[str] = attrs.field(factory=list)
-    going: set[str] = attrs.field(factory=set)
+    active: set[str] = attrs.field(factory=set)
     # What ties the next daemon to the outside; it listens only where a test says so.
-    outside: Integrations = attrs.field(factory=lambda: Integrations.from_environ({}))
-    listens: bool = False
+    integrations: Integrations = attrs.field(factory=lambda: Integrations.from_environ({}))
+    listening: bool = False
     daemon: Daemon = attrs.field(init=False)
-    code: int | None = attrs.field(default=None, init=False)
-    code_of_once: int | None = attrs.field(default=None, init=False)
+    exit_code: int | None = attrs.field(default=None, init=False)
+    once_exit_code: int | None = attrs.field(default=None, init=False)
     ended_at: float = attrs.field(default=0.0, init=False)
 
     now: Any = None  # the world of the present test, for its plugin files
 
     def __attrs_post_init__(self) -> None:
-        self.monkeypatch.setattr(World, "now", self, raising=False)
+        self.monkeypatch.setattr(WholeDaemon, "now", self, raising=False)
         self.monkeypatch.setattr("reconciled.runtime.daemon.daemon.LastResort", NoLastResort)
         self.monkeypatch.setattr(factory, "watchers_of", self.watchers_of)
         (self.root / "plugins").mkdir(mode=0o755)
@@ -159,7 +159,7 @@ class World:
         )
         self.config.chmod(0o600)
 
-    def watchers_of(self, ready: LoadedController, *_: Any) -> Iterable[Source]:
+    def watchers_of(self, ready: LoadedController, *_: Any) -> Iterable[ScriptedSource]:
         """In place of loading.watchers_of: one scripted source."""
         name = ready.config.name
 
@@ -167,27 +167,31 @@ class World:
             report(Snapshot(tuple(self.declared.get(name, ())), complete=True))
             await trio.sleep_forever()
 
-        source = Source(f"source of {name}", lives=self.lives.pop(name, [declare]))
+        source = ScriptedSource(f"source of {name}", starts=self.source_runs.pop(name, [declare]))
         self.sources.setdefault(name, []).append(source)
-        return [source, Source("every 10m", declares=False)] if name in self.timers else [source]
+        return (
+            [source, ScriptedSource("every 10m", declares=False)]
+            if name in self.timers
+            else [source]
+        )
 
     async def reconcile(self, _: Any, request: Any) -> Any:
         """A run, by what acts says."""
-        assert request.key not in self.going, "one key ran twice at once"
+        assert request.key not in self.active, "one key ran twice at once"
         self.ran.append(request.key)
-        self.going.add(request.key)
+        self.active.add(request.key)
         try:
             act = self.acts.get(request.key)
             return done() if act is None else await act(request)
         finally:
-            self.going.discard(request.key)
+            self.active.discard(request.key)
 
     async def remove(self, _: Any, request: Any) -> Any:
         """A removal, always well."""
         self.removed.append(request.key)
         return done()
 
-    def say(self, controller: str, *manifests: Manifest) -> None:
+    def declare(self, controller: str, *manifests: Manifest) -> None:
         """Exactly *manifests* are declared from now on."""
         self.declared[controller] = manifests
         running = self.daemon.controllers[controller]
@@ -200,16 +204,16 @@ class World:
             handler = self.daemon.signals._on_stop
         handler(number, None)
 
-    async def settle(self) -> None:
+    async def wait_all_blocked(self) -> None:
         """Until nothing can go on without time passing."""
         await trio.testing.wait_all_tasks_blocked()
 
     async def reload(self) -> None:
         """SIGHUP, and all that follows at once."""
         self.signal(signal.SIGHUP)
-        await self.settle()
+        await self.wait_all_blocked()
 
-    def lines(self, event: str, **fields: Any) -> list[Line]:
+    def log_lines(self, event: str, **fields: Any) -> list[Line]:
         """Log lines of *event* with these fields."""
         return [
             line
@@ -223,35 +227,35 @@ class World:
         loaded = load(self.config, {})
         logs = logs_to(self.root / "log", loaded.config.log.level)
         store = Store.open(self.state)
-        if self.listens:
-            self.outside.open(loaded.config, logs.log)
+        if self.listening:
+            self.integrations.open(loaded.config, logs.log)
         self.daemon = Daemon(
             self.config,
             {},
             prepare(loaded.config),
             logs,
-            Told(),
-            self.outside,
+            ScriptedSignals(),
+            self.integrations,
             store,
             OperationJournal.load(store),
             once=once,
         )
-        self.code = None
+        self.exit_code = None
         async with trio.open_nursery() as nursery:
             ended = trio.Event()
 
             async def live() -> None:
-                self.code = await self.daemon.run()
+                self.exit_code = await self.daemon.run()
                 self.ended_at = trio.current_time()
                 ended.set()
 
             nursery.start_soon(live, name="daemon")
-            await self.settle()
+            await self.wait_all_blocked()
             yield self.daemon
             if not ended.is_set() and self.daemon.signals.stop_requested_at is None:
                 self.signal()
             await ended.wait()
             if once:
-                self.code_of_once = _once_code(logs, self.daemon.once_progress)
-        self.outside.close()
+                self.once_exit_code = _once_code(logs, self.daemon.once_progress)
+        self.integrations.close()
         logs.close()

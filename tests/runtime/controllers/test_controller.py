@@ -10,7 +10,17 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from one_controller import Removing, Rig, Script, Source, key, logs_to, rig, thing, unavailable
+from one_controller import (
+    OneController,
+    RemovingReconciler,
+    ScriptedReconciler,
+    ScriptedSource,
+    key,
+    logs_to,
+    run_one_controller,
+    thing,
+    unavailable,
+)
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, after, done, retry, terminal
@@ -40,14 +50,14 @@ async def test_keys_run_when_they_are_added_or_changed(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An added or changed key runs once with that cause; an unchanged one does not."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("a"), thing("b", 2), thing("c"))
-        await made.settle()
-        made.declare(thing("a", labels={"team": "web"}), thing("b", 2), thing("c"))
-        await made.settle()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("a"), thing("b", 2), thing("c"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("a", labels={"team": "web"}), thing("b", 2), thing("c"))
+        await runtime.wait_all_blocked()
         assert sorted((r.name, r.causes) for r in script.requests[:2]) == [
             ("a", ("declared",)),
             ("b", ("declared",)),
@@ -56,8 +66,8 @@ async def test_keys_run_when_they_are_added_or_changed(
             ("b", ("changed",), 2),
             ("c", ("declared",), 0),
         ]
-        made.wish("a")
-        await made.settle()
+        runtime.enqueue("a")
+        await runtime.wait_all_blocked()
         assert script.requests[-1].labels == {"team": "web"}
 
 
@@ -75,29 +85,29 @@ async def test_r11_the_last_of_many_changes_is_applied(
         going -= 1
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = slow
-    async with rig(tmp_path, script) as made:
+    async with run_one_controller(tmp_path, script) as runtime:
         for value in range(10):
-            made.declare(thing("a", value))
+            runtime.declare(thing("a", value))
             await trio.sleep(0.3)
         await trio.sleep(5)
         assert script.requests[-1].spec.value == 9
         assert len(script.requests) <= 5
-        assert made.host.store.fingerprint(key("a")) == thing("a", 9).fingerprint
+        assert runtime.context.store.fingerprint(key("a")) == thing("a", 9).fingerprint
 
 
 async def test_what_was_applied_in_an_earlier_life_runs_last(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """At a start keys whose spec is applied already come after those that changed meanwhile."""
-    async with rig(tmp_path, Script()) as made:
-        made.declare(thing("a"), thing("b"), thing("c"))
-        await made.settle()
-    script = Script()
-    async with rig(tmp_path, script, concurrency=1) as made:
-        made.declare(thing("a"), thing("b"), thing("c", 2))
-        await made.settle()
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
+        runtime.declare(thing("a"), thing("b"), thing("c"))
+        await runtime.wait_all_blocked()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script, concurrency=1) as runtime:
+        runtime.declare(thing("a"), thing("b"), thing("c", 2))
+        await runtime.wait_all_blocked()
         assert [(r.name, r.causes) for r in script.requests] == [
             ("c", ("declared",)),
             ("a", ("start",)),
@@ -109,18 +119,18 @@ async def test_a_tick_wakes_every_key_and_opens_no_backoff(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A timer's tick runs each declared key for its cause, but not one that backs off."""
-    script = Script()
+    script = ScriptedReconciler()
 
     async def failing(_: Any) -> Result:
         return retry("no")
 
     script.acts["b"] = failing
-    sources = [Source("source 0"), Source("every 1m", declares=False)]
-    async with rig(tmp_path, script, sources=sources) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.say(Tick("every 1m"), source=1)
-        await made.settle()
+    sources = [ScriptedSource("source 0"), ScriptedSource("every 1m", declares=False)]
+    async with run_one_controller(tmp_path, script, sources=sources) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.report(Tick("every 1m"), source=1)
+        await runtime.wait_all_blocked()
         assert sorted(script.ran) == ["a", "a", "b"]
         assert script.requests[-1].causes == ("every 1m",)
 
@@ -129,10 +139,10 @@ async def test_a_kind_that_it_does_not_take_is_left(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Manifests of another kind are no keys of this controller."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), attrs.evolve(thing("b"), kind="Other"))
-        await made.settle()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), attrs.evolve(thing("b"), kind="Other"))
+        await runtime.wait_all_blocked()
         assert script.ran == ["a"]
 
 
@@ -143,7 +153,7 @@ async def test_a_removed_key_is_removed_and_forgotten(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """remove() gets the last spec of a key that a complete snapshot lacks; nothing of it stays."""
-    script = Removing()
+    script = RemovingReconciler()
 
     async def act(request: Any) -> Result:
         request.memory.mkdir(parents=True)
@@ -151,82 +161,82 @@ async def test_a_removed_key_is_removed_and_forgotten(
         return done()
 
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a", 7, namespace="n"), thing("b"), thing("a", 8))
-        await made.settle()
-        made.declare(thing("b"), thing("a", 8))
-        await made.settle()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 7, namespace="n"), thing("b"), thing("a", 8))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"), thing("a", 8))
+        await runtime.wait_all_blocked()
         (request,) = script.removals
         assert (request.name, request.namespace, request.spec.value) == ("a", "n", 7)
-        assert made.traces("n/a") == []
-        assert len(made.lines("reconcile.removed", key="c/n/a")) == 1
+        assert runtime.references("n/a") == []
+        assert len(runtime.log_lines("reconcile.removed", key="c/n/a")) == 1
         # Its neighbour without a namespace is another key: its files stay.
-        assert made.traces("a") != []
-        assert (made.host.state / "memory" / "c" / "a").is_dir()
+        assert runtime.references("a") != []
+        assert (runtime.context.state / "memory" / "c" / "a").is_dir()
 
 
 async def test_without_remove_a_key_is_only_forgotten(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A reconciler that has no remove() loses the key without a run of it."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
-        await made.settle()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
         assert script.ran.count("a") == 1
-        assert made.traces("a") == []
-        assert made.lines("reconcile.removed")[0]["message"] == "forgotten"
+        assert runtime.references("a") == []
+        assert runtime.log_lines("reconcile.removed")[0]["message"] == "forgotten"
 
 
 async def test_c10_nothing_is_removed_unless_every_source_is_complete(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Incomplete, unavailable or silent sources remove nothing, whatever they lack (C10)."""
-    script = Removing()
-    sources = [Source("source 0"), Source("source 1")]
-    async with rig(tmp_path, script, sources=sources) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))  # source 1 has said nothing yet
-        await made.settle()
-        made.say(unavailable(), source=1)
-        await made.settle()
-        made.declare(complete=False, source=1)
-        await made.settle()
+    script = RemovingReconciler()
+    sources = [ScriptedSource("source 0"), ScriptedSource("source 1")]
+    async with run_one_controller(tmp_path, script, sources=sources) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))  # source 1 has said nothing yet
+        await runtime.wait_all_blocked()
+        runtime.report(unavailable(), source=1)
+        await runtime.wait_all_blocked()
+        runtime.declare(complete=False, source=1)
+        await runtime.wait_all_blocked()
         assert script.removals == []
-        made.declare(source=1)
-        await made.settle()
+        runtime.declare(source=1)
+        await runtime.wait_all_blocked()
         assert [request.name for request in script.removals] == ["a"]
-        made.declare(complete=False)
-        made.say(unavailable())
-        await made.settle()
+        runtime.declare(complete=False)
+        runtime.report(unavailable())
+        await runtime.wait_all_blocked()
         assert len(script.removals) == 1
-        assert key("b") in made.controller.manifests
+        assert key("b") in runtime.controller.manifests
 
 
 async def test_c08_a_key_of_an_earlier_life_is_removed_with_its_last_spec(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A manifest that was deleted while nothing ran is removed by what the store knows (C08)."""
-    async with rig(tmp_path, Removing()) as made:
-        made.declare(thing("a", 5, namespace="n"), thing("b"))
-        await made.settle()
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
+    async with run_one_controller(tmp_path, RemovingReconciler()) as runtime:
+        runtime.declare(thing("a", 5, namespace="n"), thing("b"))
+        await runtime.wait_all_blocked()
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
         (request,) = script.removals
         assert (request.key, request.namespace, request.name) == ("c/n/a", "n", "a")
         assert request.spec.value == 5
         assert request.raw_spec == {"value": 5}
         assert request.base == Path("/m")
-        assert made.traces("n/a") == []
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
+        assert runtime.references("n/a") == []
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
         assert script.removals == []
 
 
@@ -234,7 +244,7 @@ async def test_a_removal_that_fails_is_tried_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A failed removal backs off as a failed run does, and the key is known until it is done."""
-    script = Removing()
+    script = RemovingReconciler()
     turns = 0
 
     async def removal(_: Any) -> Result:
@@ -245,16 +255,16 @@ async def test_a_removal_that_fails_is_tried_again(
         return done()
 
     script.removal = removal
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
-        await made.settle()
-        assert made.standing("a") == "retrying"
-        assert key("a") in made.host.store.all_keys()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        assert runtime.queue_state("a") == "retrying"
+        assert key("a") in runtime.context.store.all_keys()
         await trio.sleep(30)
         assert turns == 3
-        assert made.traces("a") == []
+        assert runtime.references("a") == []
 
 
 async def test_a_key_that_returns_during_its_removal_runs_afterwards(
@@ -263,7 +273,7 @@ async def test_a_key_that_returns_during_its_removal_runs_afterwards(
     """Declared again while it is being removed: the removal ends first, with the old spec."""
     order: list[str] = []
     go_on = trio.Event()
-    script = Removing()
+    script = RemovingReconciler()
 
     async def removal(request: Any) -> Result:
         order.append(f"remove {request.spec.value}")
@@ -277,39 +287,39 @@ async def test_a_key_that_returns_during_its_removal_runs_afterwards(
 
     script.acts["a"] = act
     script.removal = removal
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a", 1), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
-        await made.settle()
-        made.declare(thing("a", 2), thing("b"))
-        await made.settle()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 1), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("a", 2), thing("b"))
+        await runtime.wait_all_blocked()
         go_on.set()
-        await made.settle()
+        await runtime.wait_all_blocked()
         assert order == ["reconcile 1", "remove 1", "removed", "reconcile 2"]
-        assert made.host.store.fingerprint(key("a")) == thing("a", 2).fingerprint
-        assert made.controller.removing == set()
+        assert runtime.context.store.fingerprint(key("a")) == thing("a", 2).fingerprint
+        assert runtime.controller.removing == set()
 
 
 async def test_causes_of_a_key_that_has_gone_are_dropped(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A cause that comes during the removal makes no run after it."""
-    script = Removing()
+    script = RemovingReconciler()
 
     async def removal(_: Any) -> Result:
-        made.wish("a", cause="a late hint")
+        runtime.enqueue("a", cause="a late hint")
         return done()
 
     script.removal = removal
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
-        await made.settle()
-        gets = made.controller.lane.counters.gets
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        gets = runtime.controller.lane.counters.gets
         await trio.sleep(100)
-        assert made.traces("a") == []
+        assert runtime.references("a") == []
         assert gets == 3
 
 
@@ -317,22 +327,22 @@ async def test_a_running_key_whose_manifest_goes_is_stopped(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """The smallest stop: the run keeps its drain, is cancelled, and then the key is removed."""
-    script = Removing()
+    script = RemovingReconciler()
     script.acts["a"] = hang
     script.acts["b"] = hang
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
         await trio.sleep(9.9)
         assert script.removals == []
         await trio.sleep(0.2)
         assert [request.name for request in script.removals] == ["a"]
-        assert made.traces("a") == []
-        assert made.standing("b") == "running"
-        assert made.host.stop.stage.name == "RUNNING"
-        assert made.controller.stop.children == set()
-        (line,) = made.lines("reconcile.interrupted", key=key("a"))
+        assert runtime.references("a") == []
+        assert runtime.queue_state("b") == "running"
+        assert runtime.context.stop.stage.name == "RUNNING"
+        assert runtime.controller.stop.children == set()
+        (line,) = runtime.log_lines("reconcile.interrupted", key=key("a"))
         assert line["reason"] == "its manifest was removed"
 
 
@@ -341,7 +351,7 @@ async def test_the_stop_of_a_key_spares_its_critical_operation(
 ) -> None:
     """A critical operation outlives its key's stop, and the removal waits for it (C01, R11)."""
     order: list[tuple[str, float]] = []
-    script = Removing()
+    script = RemovingReconciler()
 
     async def act(request: Any) -> Result:
         async with request.operation("write") as operation, operation.critical(budget="50s"):
@@ -355,21 +365,21 @@ async def test_the_stop_of_a_key_spares_its_critical_operation(
 
     script.acts["a"] = act
     script.removal = removal
-    async with rig(tmp_path, script) as made:
+    async with run_one_controller(tmp_path, script) as runtime:
         began = trio.current_time()
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
         await trio.sleep(60)
         assert order == [("written", 45), ("removed", 45)]
-        assert made.traces("a") == []
+        assert runtime.references("a") == []
 
 
 async def test_a_run_that_ignores_the_stop_of_its_key_is_named(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A run that outlives its cancellation and cleanup is told with the place where it stands."""
-    script = Script()
+    script = ScriptedReconciler()
 
     async def deaf(_: Any) -> Result:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 100):
@@ -377,104 +387,104 @@ async def test_a_run_that_ignores_the_stop_of_its_key_is_named(
         return done()
 
     script.acts["a"] = deaf
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
         await trio.sleep(20)
-        (line,) = made.lines("reconcile.stuck", key=key("a"))
+        (line,) = runtime.log_lines("reconcile.stuck", key=key("a"))
         assert any("test_controller.py" in frame for frame in line["where"])
         await trio.sleep(100)
-        assert made.traces("a") == []
+        assert runtime.references("a") == []
 
 
 # -- held removals -------------------------------------------------------------------
 
 
-async def held_rig(made: Rig) -> None:
-    made.declare(*map(thing, NAMES))
-    await made.settle()
-    made.declare(thing("k0"))
-    await made.settle()
+async def held_rig(runtime: OneController) -> None:
+    runtime.declare(*map(thing, NAMES))
+    await runtime.wait_all_blocked()
+    runtime.declare(thing("k0"))
+    await runtime.wait_all_blocked()
 
 
 async def test_c10_many_removals_are_held_until_they_are_permitted(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """More than the limit at once waits, is told with what to do, and goes on a permit (C10)."""
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        await held_rig(made)
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        await held_rig(runtime)
         assert script.removals == []
-        (line,) = made.lines("removals.held")
+        (line,) = runtime.log_lines("removals.held")
         assert (line["count"], line["owned"]) == (7, 8)
         assert line["settle"] == "reconciled allow c"
-        held = read_pending(made.host.state, "c")
+        held = read_pending(runtime.context.state, "c")
         assert held == PendingApproval("c", tuple(key(name) for name in NAMES[1:]), 8)
         # Ticks, time and an equal snapshot let nothing go.
-        made.say(Tick("every 1m"))
-        made.declare(thing("k0"))
+        runtime.report(Tick("every 1m"))
+        runtime.declare(thing("k0"))
         await trio.sleep(1000)
         assert script.removals == []
-        assert len(made.lines("removals.held")) == 1
-        write_approval(made.host.state, held)
-        made.permits.poll()
-        await made.settle()
+        assert len(runtime.log_lines("removals.held")) == 1
+        write_approval(runtime.context.state, held)
+        runtime.approvals.poll()
+        await runtime.wait_all_blocked()
         assert sorted(request.name for request in script.removals) == NAMES[1:]
-        assert read_pending(made.host.state, "c") is None
-        assert len(made.lines("removals.released")) == 1
-        assert list(made.permits.directory.iterdir()) == []
-        assert [made.traces(name) for name in NAMES[1:]] == [[]] * 7
+        assert read_pending(runtime.context.state, "c") is None
+        assert len(runtime.log_lines("removals.released")) == 1
+        assert list(runtime.approvals.directory.iterdir()) == []
+        assert [runtime.references(name) for name in NAMES[1:]] == [[]] * 7
 
 
 async def test_a_permit_is_for_what_was_shown(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Keys that a permit does not name stay held, and those declared again are not removed."""
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        await held_rig(made)
-        made.declare(thing("k0"), thing("k1"))
-        await made.settle()
-        write_approval(made.host.state, PendingApproval("c", (key("k1"), key("k2")), 8))
-        made.permits.poll()
-        await made.settle()
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        await held_rig(runtime)
+        runtime.declare(thing("k0"), thing("k1"))
+        await runtime.wait_all_blocked()
+        write_approval(runtime.context.state, PendingApproval("c", (key("k1"), key("k2")), 8))
+        runtime.approvals.poll()
+        await runtime.wait_all_blocked()
         assert [request.name for request in script.removals] == ["k2"]
-        held = read_pending(made.host.state, "c")
+        held = read_pending(runtime.context.state, "c")
         assert held is not None
         assert held.keys == tuple(key(name) for name in NAMES[3:])
         # The permit of k1 is spent: it is held like the others when it goes again.
-        made.declare(thing("k0"))
-        await made.settle()
+        runtime.declare(thing("k0"))
+        await runtime.wait_all_blocked()
         assert len(script.removals) == 1
 
 
 async def test_held_keys_that_return_settle_it(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Declared again, held keys just go on: nothing is removed and nothing is held."""
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        await held_rig(made)
-        made.declare(*map(thing, NAMES))
-        await made.settle()
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        await held_rig(runtime)
+        runtime.declare(*map(thing, NAMES))
+        await runtime.wait_all_blocked()
         assert script.removals == []
-        assert read_pending(made.host.state, "c") is None
-        assert made.controller.statuses[key("k3")].outcome is Outcome.DONE
-        assert made.controller.absent == {}
+        assert read_pending(runtime.context.state, "c") is None
+        assert runtime.controller.statuses[key("k3")].outcome is Outcome.DONE
+        assert runtime.controller.absent == {}
 
 
 async def test_a_stale_note_of_held_removals_goes(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """What an earlier life held and nobody holds any more is not shown to a person for ever."""
-    async with rig(tmp_path, Removing()) as made:
-        await held_rig(made)
-    sources = [Source("source 0"), Source("source 1")]
-    async with rig(tmp_path, Removing(), sources=sources) as made:
-        made.declare(*map(thing, NAMES))
-        await made.settle()
+    async with run_one_controller(tmp_path, RemovingReconciler()) as runtime:
+        await held_rig(runtime)
+    sources = [ScriptedSource("source 0"), ScriptedSource("source 1")]
+    async with run_one_controller(tmp_path, RemovingReconciler(), sources=sources) as runtime:
+        runtime.declare(*map(thing, NAMES))
+        await runtime.wait_all_blocked()
         # Not all is known yet: it may be held again.
-        assert read_pending(made.host.state, "c") is not None
-        made.declare(source=1)
-        await made.settle()
-        assert read_pending(made.host.state, "c") is None
+        assert read_pending(runtime.context.state, "c") is not None
+        runtime.declare(source=1)
+        await runtime.wait_all_blocked()
+        assert read_pending(runtime.context.state, "c") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"keys": 3}', '{"keys": [[]]}', "\xff\xfe"])
@@ -482,16 +492,16 @@ async def test_a_bad_permit_permits_nothing(
     tmp_path: Path, autojump_clock: MockClock, content: str
 ) -> None:
     """A permit that is not one of ours is told once and gone, and nothing is removed."""
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        await held_rig(made)
-        file = made.permits.directory / "c.allow"
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        await held_rig(runtime)
+        file = runtime.approvals.directory / "c.allow"
         file.write_bytes(content.encode("latin-1"))
-        made.permits.poll()
-        await made.settle()
+        runtime.approvals.poll()
+        await runtime.wait_all_blocked()
         assert script.removals == []
         assert not file.exists()
-        assert len(made.lines("removals.bad_approval")) == 1
+        assert len(runtime.log_lines("removals.bad_approval")) == 1
 
 
 async def test_permits_are_found_as_they_come(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -537,14 +547,14 @@ async def test_permits_are_found_without_inotify_too(
 
 async def test_a_symbolic_link_is_no_permit(tmp_path: Path, autojump_clock: MockClock) -> None:
     """What a permit file leads to is not read."""
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        await held_rig(made)
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        await held_rig(runtime)
         elsewhere = tmp_path / "elsewhere"
         elsewhere.write_text(json.dumps({"keys": [key("k1")]}))
-        (made.permits.directory / "c.allow").symlink_to(elsewhere)
-        made.permits.poll()
-        await made.settle()
+        (runtime.approvals.directory / "c.allow").symlink_to(elsewhere)
+        runtime.approvals.poll()
+        await runtime.wait_all_blocked()
         assert script.removals == []
         assert elsewhere.exists()
 
@@ -567,24 +577,24 @@ async def test_a_watcher_that_fails_is_started_again(
     async def lives_long(_: Any) -> None:
         await trio.sleep(100)
 
-    script = Removing()
-    bad = Source("bad", lives=[fails, returns, fails, lives_long, fails])
-    good = Source("good")
-    async with rig(tmp_path, script, sources=[bad, good]) as made:
-        made.declare(thing("b"), source=1)
+    script = RemovingReconciler()
+    bad = ScriptedSource("bad", starts=[fails, returns, fails, lives_long, fails])
+    good = ScriptedSource("good")
+    async with run_one_controller(tmp_path, script, sources=[bad, good]) as runtime:
+        runtime.declare(thing("b"), source=1)
         await trio.sleep(0.1)
-        state = made.controller.desired.states["bad"]
+        state = runtime.controller.desired.states["bad"]
         assert not state.complete
         assert state.reason == "its watcher failed: ZeroDivisionError: in a watcher"
         # What it declared stays as it was: a failed watcher is not an empty one.
-        assert key("a") in made.controller.manifests
+        assert key("a") in runtime.controller.manifests
         await trio.sleep(1000)
         pauses = [round(b - a) for a, b in zip(bad.began, bad.began[1:], strict=False)]
         # 100 s of life, and then the pause begins anew.
         assert pauses == [1, 2, 4, 101, 2]
         assert len(good.began) == 1
         assert script.removals == []
-        assert made.lines("source.failed")[0]["again_in_s"] == 1
+        assert runtime.log_lines("source.failed")[0]["again_in_s"] == 1
 
 
 async def test_pauses_of_a_failing_watcher_stay_bounded(
@@ -595,8 +605,8 @@ async def test_pauses_of_a_failing_watcher_stay_bounded(
     async def fails(_: Any) -> None:
         raise OSError("gone")
 
-    bad = Source("bad", lives=[fails] * 12)
-    async with rig(tmp_path, Script(), sources=[bad]):
+    bad = ScriptedSource("bad", starts=[fails] * 12)
+    async with run_one_controller(tmp_path, ScriptedReconciler(), sources=[bad]):
         await trio.sleep(1000)
     pauses = [round(b - a) for a, b in zip(bad.began, bad.began[1:], strict=False)]
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60]
@@ -611,11 +621,11 @@ async def test_c15_a_watcher_ends_no_daemon(
     async def fails(_: Any) -> None:
         raise error
 
-    bad = Source("bad", lives=[fails])
-    async with rig(tmp_path, Script(), sources=[bad]) as made:
+    bad = ScriptedSource("bad", starts=[fails])
+    async with run_one_controller(tmp_path, ScriptedReconciler(), sources=[bad]) as runtime:
         await trio.sleep(2)
         assert len(bad.began) == 2
-        assert len(made.lines("source.failed")) == 1
+        assert len(runtime.log_lines("source.failed")) == 1
 
 
 async def test_a_watcher_that_fails_while_it_is_cancelled_ends(
@@ -631,32 +641,34 @@ async def test_a_watcher_that_fails_while_it_is_cancelled_ends(
             finally:
                 raise SystemExit(3)
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = hang
-    async with rig(tmp_path, script, sources=[Source("bad", lives=[fails])]) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        await made.signal()
-        await made.settle()
-        assert made.host.stop.stage.name == "DRAINING"
-        assert made.standing("a") == "running"
+    async with run_one_controller(
+        tmp_path, script, sources=[ScriptedSource("bad", starts=[fails])]
+    ) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        await runtime.signal()
+        await runtime.wait_all_blocked()
+        assert runtime.context.stop.stage.name == "DRAINING"
+        assert runtime.queue_state("a") == "running"
 
 
 async def test_a_source_is_told_when_it_changes(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Ready once, incomplete and unavailable with their reasons, and the recovery of a fault."""
-    async with rig(tmp_path, Script()) as made:
-        made.declare(thing("a"))
-        made.declare(thing("a"), thing("b"))
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
+        runtime.declare(thing("a"))
+        runtime.declare(thing("a"), thing("b"))
         problem = Problem(Origin("/m/y.yaml", 2, 3), "is no mapping")
-        made.say(Snapshot((thing("a"),), complete=False, problems=(problem,)))
-        made.say(unavailable())
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        assert [line["manifests"] for line in made.lines("source.ready")] == [1, 2]
-        assert made.lines("source.incomplete")[0]["problems"] == 1
-        assert made.lines("source.unavailable")[0]["reason"] == "it is missing"
-        assert made.lines("manifest.invalid")[0]["at"] == "/m/y.yaml:2:3"
-        faults = sorted(line["fault"] for line in made.lines("fault.recovered"))
+        runtime.report(Snapshot((thing("a"),), complete=False, problems=(problem,)))
+        runtime.report(unavailable())
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        assert [line["manifests"] for line in runtime.log_lines("source.ready")] == [1, 2]
+        assert runtime.log_lines("source.incomplete")[0]["problems"] == 1
+        assert runtime.log_lines("source.unavailable")[0]["reason"] == "it is missing"
+        assert runtime.log_lines("manifest.invalid")[0]["at"] == "/m/y.yaml:2:3"
+        faults = sorted(line["fault"] for line in runtime.log_lines("fault.recovered"))
         assert faults == ["source.incomplete", "source.unavailable"]
 
 
@@ -664,14 +676,14 @@ async def test_nothing_is_taken_from_a_source_after_the_instant(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """From the instant of a stop reports change nothing, before any task knows of the signal."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        made.host.signals.stop_requested_at = 0.0
-        made.declare(thing("a", 2), thing("b"))
-        await made.settle()
-        assert list(made.controller.manifests) == [key("a")]
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        runtime.context.signals.stop_requested_at = 0.0
+        runtime.declare(thing("a", 2), thing("b"))
+        await runtime.wait_all_blocked()
+        assert list(runtime.controller.manifests) == [key("a")]
         assert script.ran == ["a"]
 
 
@@ -682,18 +694,18 @@ async def test_c11_a_key_that_rewrites_its_own_manifest_keeps_its_backoff(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A failing run that changes its own spec each time is slowed down like any other (C11)."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
         value = 0
 
         async def rewrite(_: Any) -> Result:
             nonlocal value
             value += 1
-            made.declare(thing("a", value))
+            runtime.declare(thing("a", value))
             return retry("still wrong")
 
         script.acts["a"] = rewrite
-        made.declare(thing("a"))
+        runtime.declare(thing("a"))
         await trio.sleep(60)
         # The first few count as somebody's; then 1, 2, 4 … seconds: not sixty thousand runs.
         assert 4 <= len(script.requests) < 20
@@ -704,7 +716,7 @@ async def test_a_person_who_edits_a_failing_key_is_heard(
     tmp_path: Path, autojump_clock: MockClock, *, during: bool
 ) -> None:
     """A change of the spec ends a backoff at once, be it during a run or between two."""
-    script = Script()
+    script = ScriptedReconciler()
     running = trio.Event()
 
     async def act(request: Any) -> Result:
@@ -713,18 +725,18 @@ async def test_a_person_who_edits_a_failing_key_is_heard(
         return done() if request.spec.value == 3 else retry("wrong value")
 
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
         await trio.sleep(40)
-        assert made.failures("a") > 3
+        assert runtime.failures("a") > 3
         if during:
             running = trio.Event()
             await running.wait()
         began = trio.current_time()
-        made.declare(thing("a", 3))
+        runtime.declare(thing("a", 3))
         await trio.sleep(2.1)
         assert script.requests[-1].spec.value == 3
-        assert made.controller.statuses[key("a")].outcome is Outcome.DONE
+        assert runtime.controller.statuses[key("a")].outcome is Outcome.DONE
         assert trio.current_time() - began < 3
 
 
@@ -732,7 +744,7 @@ async def test_c11_a_key_that_wakes_itself_is_named_and_slowed(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A key that acts each time and comes back at once is told once and rests (C11)."""
-    script = Script()
+    script = ScriptedReconciler()
 
     async def busy(request: Any) -> Result:
         async with request.operation("write"):
@@ -740,22 +752,22 @@ async def test_c11_a_key_that_wakes_itself_is_named_and_slowed(
         return after(0.5)
 
     script.acts["a"] = busy
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
         await trio.sleep(120)
-        assert len(made.lines("reconcile.looping")) == 1
+        assert len(runtime.log_lines("reconcile.looping")) == 1
         runs = len(script.requests)
         assert 20 < runs < 40
-        made.declare(thing("b"))
+        runtime.declare(thing("b"))
         await trio.sleep(60)
-        assert made.traces("a") == []
+        assert runtime.references("a") == []
 
 
 async def test_c11_a_key_that_asks_for_no_delay_is_slowed(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """after(0), for ever, is a loop too, though no run of it does anything (C11)."""
-    script = Script()
+    script = ScriptedReconciler()
     # A virtual clock moves on in an idle loop only: without a bound a failure would hang.
     left = 10_000
 
@@ -766,10 +778,10 @@ async def test_c11_a_key_that_asks_for_no_delay_is_slowed(
         return after(0) if left else done()
 
     script.acts["a"] = again
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
         await trio.sleep(120)
-        assert len(made.lines("reconcile.looping")) == 1
+        assert len(runtime.log_lines("reconcile.looping")) == 1
         assert 20 < len(script.requests) < 40
 
 
@@ -781,8 +793,8 @@ async def test_all_state_of_a_key_leaves_with_it(
     tmp_path: Path, autojump_clock: MockClock, ending: str
 ) -> None:
     """Whatever a key has been through, nothing of it stays after its removal (invariant 14)."""
-    script = Removing()
-    async with rig(tmp_path, script, concurrency=2) as made:
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script, concurrency=2) as runtime:
 
         async def act(request: Any) -> Result:
             if ending in ("loop", "done"):
@@ -791,31 +803,31 @@ async def test_all_state_of_a_key_leaves_with_it(
             if ending == "loop":
                 return after(0.1)
             if ending == "echo":
-                made.declare(thing("a", request.spec.value + 1), thing("b"), thing("c"))
+                runtime.declare(thing("a", request.spec.value + 1), thing("b"), thing("c"))
             if ending == "terminal":
                 return terminal("never")
             return done() if ending == "done" else retry("no")
 
         script.acts["a"] = act
         if ending == "never":
-            made.host.queue.limit = 0
-        made.declare(thing("a"), thing("b"), thing("c"))
+            runtime.context.queue.limit = 0
+        runtime.declare(thing("a"), thing("b"), thing("c"))
         await trio.sleep(20)
-        made.wish("a", cause="tick", priority=Priority.RESYNC)
-        made.declare(thing("b"), thing("c"))
-        made.host.queue.limit = 16
+        runtime.enqueue("a", cause="tick", priority=Priority.RESYNC)
+        runtime.declare(thing("b"), thing("c"))
+        runtime.context.queue.limit = 16
         await trio.sleep(100)
-        assert made.traces("a") == []
-        assert made.traces("b") != []
+        assert runtime.references("a") == []
+        assert runtime.references("b") != []
 
 
 async def test_a_run_of_a_key_that_nobody_knows_leaves_nothing(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A key that is neither declared nor owned runs nothing and leaves no status (invariant 14)."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.wish("ghost")
-        await made.settle()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.enqueue("ghost")
+        await runtime.wait_all_blocked()
         assert script.requests == []
-        assert made.traces("ghost") == []
+        assert runtime.references("ghost") == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from one_controller import Script, Thing, plugin_of
+from one_controller import ScriptedReconciler, Thing, plugin_of
 
 from reconciled.config.load import load
 from reconciled.config.manifests import Parser
@@ -90,7 +90,7 @@ def test_two_controllers_with_one_kind_and_directory_are_invalid(tmp_path: Path)
     assert "both take Spec" in found.problems[0].message
 
 
-class Budgeted(Script):
+class Budgeted(ScriptedReconciler):
     """Asks for as much as its spec says, in several ways."""
 
     def budget(self, spec: Thing) -> float | None:

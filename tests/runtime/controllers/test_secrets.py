@@ -9,9 +9,19 @@ from pathlib import Path
 import attrs
 import pytest
 from one_controller import key
-from restarts import DIFFERENT, UNKNOWN, Actor, ending_of, held, leave, operate, past_of, revived
+from restarts import (
+    DIFFERENT,
+    UNKNOWN,
+    RecoveringReconciler,
+    closed_operation,
+    ending_of,
+    hold_of,
+    leave_open_operation,
+    operation_act,
+    run_restarted,
+)
 from trio.testing import MockClock
-from whole_daemon import World
+from whole_daemon import WholeDaemon
 
 from reconciled.api import Complete, Decision, Hold, Secret, Wait
 from reconciled.config.load import load
@@ -130,20 +140,20 @@ async def test_a_missing_secret_holds_an_interrupted_operation(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path
 ) -> None:
     """An operation whose pinned secret is gone is held with that reason, at its first attempt."""
-    script = Actor()
-    script.looks = [UNKNOWN]
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    script.observations = [UNKNOWN]
+    identity = await leave_open_operation(tmp_path)
     shutil.rmtree(credentials)
-    async with revived(tmp_path, script) as made:
-        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
-        await made.settle()
-        hold = held(made)
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.controller.plugin = attrs.evolve(runtime.controller.plugin, spec_class=Secretive)
+        await runtime.wait_all_blocked()
+        hold = hold_of(runtime)
         assert hold.reason.startswith(
             "a secret of its pinned spec is missing: credential t was not handed in: write Load"
         )
         assert not hold.by_cap
-        assert script.of("a") == ["observe", "recover"]
-        assert made.host.operations.journal.find(identity) is not None
+        assert script.calls_for("a") == ["observe", "recover"]
+        assert runtime.context.operations.journal.find(identity) is not None
 
 
 @pytest.mark.parametrize("looks", [UNKNOWN, DIFFERENT])
@@ -151,50 +161,50 @@ async def test_what_needs_no_secret_is_settled_without(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path, looks: object
 ) -> None:
     """A decision that runs nothing more is carried out, whatever the pinned spec refers to."""
-    script = Actor()
-    script.looks, script.word = [looks], Complete("its program has said so")
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    script.observations, script.decision = [looks], Complete("its program has said so")
+    identity = await leave_open_operation(tmp_path)
     shutil.rmtree(credentials)
-    async with revived(tmp_path, script) as made:
-        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.controller.plugin = attrs.evolve(runtime.controller.plugin, spec_class=Secretive)
+        await runtime.wait_all_blocked()
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
 async def test_an_answer_to_wait_does_not_wait_for_a_secret(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path
 ) -> None:
     """A recover() that wants to be asked again is not, while only a restart could help."""
-    script = Actor()
-    script.looks, script.word = [UNKNOWN], Wait(5.0, "no route")
-    await leave(tmp_path)
+    script = RecoveringReconciler()
+    script.observations, script.decision = [UNKNOWN], Wait(5.0, "no route")
+    await leave_open_operation(tmp_path)
     shutil.rmtree(credentials)
-    async with revived(tmp_path, script) as made:
-        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
-        await made.settle()
-        assert "a secret of its pinned spec is missing" in held(made).reason
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.controller.plugin = attrs.evolve(runtime.controller.plugin, spec_class=Secretive)
+        await runtime.wait_all_blocked()
+        assert "a secret of its pinned spec is missing" in hold_of(runtime).reason
 
 
 async def test_with_the_secret_back_a_person_lets_it_go_on(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path
 ) -> None:
     """Held for its secret, an operation goes on by a person's word once the secret is there."""
-    script = Actor()
-    script.looks, script.acts["a"] = [DIFFERENT], operate("one")
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    script.observations, script.acts["a"] = [DIFFERENT], operation_act("one")
+    identity = await leave_open_operation(tmp_path)
     (credentials / "t").rename(credentials / "gone")
-    async with revived(tmp_path, script) as made:
-        made.controller.plugin = attrs.evolve(made.controller.plugin, spec_class=Secretive)
-        await made.settle()
-        assert held(made)
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.controller.plugin = attrs.evolve(runtime.controller.plugin, spec_class=Secretive)
+        await runtime.wait_all_blocked()
+        assert hold_of(runtime)
         (credentials / "gone").rename(credentials / "t")
-        await made.host.operations.journal.resolve(
+        await runtime.context.operations.journal.resolve(
             identity, Resolution.FORWARD, who="me", why="back"
         )
-        made.wish("a")
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.DONE
-        assert made.host.store.fingerprint(key("a")) is not None
+        runtime.enqueue("a")
+        await runtime.wait_all_blocked()
+        assert await ending_of(runtime, identity) is Ending.DONE
+        assert runtime.context.store.fingerprint(key("a")) is not None
 
 
 @pytest.mark.parametrize(
@@ -204,16 +214,16 @@ async def test_no_secret_is_noted_in_the_journal(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path, word: Decision
 ) -> None:
     """What a plugin says about its operation is kept, and a secret in it is not."""
-    script = Actor()
-    script.word = word
-    identity = await leave(tmp_path)
-    async with revived(tmp_path, script) as made:
-        redact_credentials(made.host.logs.redactor)
+    script = RecoveringReconciler()
+    script.decision = word
+    identity = await leave_open_operation(tmp_path)
+    async with run_restarted(tmp_path, script) as runtime:
+        redact_credentials(runtime.context.logs.redactor)
         # What its programs say is part of such words.
-        assert made.host.children.redact("tok-Q7x9") == REDACTED
-        await made.settle()
-        log = made.host.operations.journal
-        record = log.find(identity) or await past_of(made, identity)
+        assert runtime.context.children.redact("tok-Q7x9") == REDACTED
+        await runtime.wait_all_blocked()
+        log = runtime.context.operations.journal
+        record = log.find(identity) or await closed_operation(runtime, identity)
         assert REDACTED in repr(record)
         assert "tok-Q7x9" not in repr(record)
     state = tmp_path / "state"
@@ -222,31 +232,31 @@ async def test_no_secret_is_noted_in_the_journal(
 
 
 async def test_c13_a_reload_stalls_what_lacks_its_secret(
-    world: World, autojump_clock: MockClock, credentials: Path
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, credentials: Path
 ) -> None:
     """At a reload, too, options without their secret stall their controller and no other."""
-    world.plugin("secretive", PLUGIN)
-    world.configure("a")
-    async with world.running() as daemon:
+    whole_daemon.plugin("secretive", PLUGIN)
+    whole_daemon.configure("a")
+    async with whole_daemon.running() as daemon:
         login = "options: {login: {token: {credential: absent}}}}"
-        world.configure("a", f"b: {{reconciler: 'secretive:Mine', {login}")
-        await world.reload()
-        (line,) = world.lines("controller.stalled")
+        whole_daemon.configure("a", f"b: {{reconciler: 'secretive:Mine', {login}")
+        await whole_daemon.reload()
+        (line,) = whole_daemon.log_lines("controller.stalled")
         assert line["controller"] == "b"
         assert "b.options.login.token: credential absent was not handed in" in line["reason"]
         assert sorted(daemon.controllers) == ["a"]
-        assert world.lines("reload.done")[0]["stalled"] == ["b"]
+        assert whole_daemon.log_lines("reload.done")[0]["stalled"] == ["b"]
 
 
 async def test_no_secret_stands_in_the_report_of_a_stop(
-    world: World, autojump_clock: MockClock, credentials: Path
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, credentials: Path
 ) -> None:
     """What ended the daemon is reported without the secret that its message has."""
-    world.configure("a")
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    async with whole_daemon.running() as daemon:
         redact_credentials(daemon.logs.redactor)
         daemon.context.stop.crash("crash: KeyError('tok-Q7x9')")
     for name in ("last-stop.json", "last-stop.txt"):
-        text = (world.state / name).read_text()
+        text = (whole_daemon.state / name).read_text()
         assert f"crash: KeyError('{REDACTED}')" in text
         assert "tok-Q7x9" not in text

@@ -14,7 +14,7 @@ import pytest
 import trio
 from one_controller import thing
 from trio.testing import MockClock
-from whole_daemon import PLUGIN, World
+from whole_daemon import PLUGIN, WholeDaemon
 
 from reconciled.api import Result, done, retry, terminal
 from reconciled.core.stages import Stage
@@ -30,45 +30,45 @@ async def hang(_: Any) -> Result:
 
 
 async def test_c13_unchanged_controllers_run_on_untouched(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A reload that changes one controller leaves the other's runs, sources and object alone."""
-    world.configure("a", "b")
-    world.declared = {"a": [thing("x")], "b": [thing("y")]}
-    world.acts = {"a/x": hang, "b/y": hang}
-    async with world.running() as daemon:
+    whole_daemon.configure("a", "b")
+    whole_daemon.declared = {"a": [thing("x")], "b": [thing("y")]}
+    whole_daemon.acts = {"a/x": hang, "b/y": hang}
+    async with whole_daemon.running() as daemon:
         before = dict(daemon.controllers)
-        world.configure("a", f"b: {FAST}}}")
-        await world.reload()
-        (line,) = world.lines("reload.done")
+        whole_daemon.configure("a", f"b: {FAST}}}")
+        await whole_daemon.reload()
+        (line,) = whole_daemon.log_lines("reload.done")
         assert (line["kept"], line["started"], line["left"]) == (["a"], ["b"], [])
         assert daemon.controllers["a"] is before["a"]
         assert daemon.controllers["b"] is not before["b"]
-        assert [len(world.sources[name]) for name in "ab"] == [1, 2]
+        assert [len(whole_daemon.sources[name]) for name in "ab"] == [1, 2]
         assert before["a"].stop.stage is Stage.RUNNING
         await trio.sleep(60)
-        assert world.ran.count("a/x") == 1
+        assert whole_daemon.ran.count("a/x") == 1
 
 
 async def test_c13_a_reload_of_the_same_changes_nothing(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """Comments, moved lines and a SIGHUP for nothing start and stop no controller."""
-    world.configure("a", "b")
-    async with world.running() as daemon:
+    whole_daemon.configure("a", "b")
+    async with whole_daemon.running() as daemon:
         before = dict(daemon.controllers)
-        world.config.write_text("# a comment\n" + world.config.read_text())
-        await world.reload()
+        whole_daemon.config.write_text("# a comment\n" + whole_daemon.config.read_text())
+        await whole_daemon.reload()
         assert daemon.controllers == before
-        assert world.lines("reload.done")[0]["kept"] == ["a", "b"]
+        assert whole_daemon.log_lines("reload.done")[0]["kept"] == ["a", "b"]
 
 
 async def test_c13_a_changed_controller_ends_in_stages_beside_its_successor(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """The old runs drain, the new controller runs other keys meanwhile, and no key runs twice."""
-    world.configure("a")
-    world.declared["a"] = [thing("old"), thing("critical")]
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("old"), thing("critical")]
     ended: list[float] = []
 
     async def critical(request: Any) -> Result:
@@ -77,79 +77,79 @@ async def test_c13_a_changed_controller_ends_in_stages_beside_its_successor(
             ended.append(trio.current_time())
         return done()
 
-    world.acts = {"a/old": hang, "a/critical": critical}
-    async with world.running() as daemon:
+    whole_daemon.acts = {"a/old": hang, "a/critical": critical}
+    async with whole_daemon.running() as daemon:
         old, began = daemon.controllers["a"], trio.current_time()
-        world.acts = {}
-        world.configure(f"a: {FAST}}}")
-        world.declared["a"] = [thing("old"), thing("critical"), thing("fresh")]
-        await world.reload()
-        assert "a/fresh" in world.ran
-        assert world.going == {"a/old", "a/critical"}
+        whole_daemon.acts = {}
+        whole_daemon.configure(f"a: {FAST}}}")
+        whole_daemon.declared["a"] = [thing("old"), thing("critical"), thing("fresh")]
+        await whole_daemon.reload()
+        assert "a/fresh" in whole_daemon.ran
+        assert whole_daemon.active == {"a/old", "a/critical"}
         await trio.sleep(9.9)
-        assert world.going == {"a/old", "a/critical"}
+        assert whole_daemon.active == {"a/old", "a/critical"}
         await trio.sleep(0.2)
         # Cancelled with the end of its drain, and at once run under the new configuration.
-        assert world.going == {"a/critical"}
-        assert world.ran.count("a/old") == 2
+        assert whole_daemon.active == {"a/critical"}
+        assert whole_daemon.ran.count("a/old") == 2
         await trio.sleep(40)
         assert ended == [began + 45]
-        assert world.ran.count("a/critical") == 2
+        assert whole_daemon.ran.count("a/critical") == 2
         assert old.ended.is_set()
         assert old.stop not in daemon.context.stop.children
         assert daemon.context.stop.stage is Stage.RUNNING
-    assert world.code == 0
+    assert whole_daemon.exit_code == 0
 
 
 async def test_c13_a_changed_plugin_file_is_loaded_anew(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A controller whose plugin's code has changed is started again although its lines have not."""
-    world.configure("a", "b: {reconciler: 'other:ThingReconciler'}")
-    world.plugin("other", PLUGIN)
-    async with world.running() as daemon:
+    whole_daemon.configure("a", "b: {reconciler: 'other:ThingReconciler'}")
+    whole_daemon.plugin("other", PLUGIN)
+    async with whole_daemon.running() as daemon:
         before = dict(daemon.controllers)
-        world.plugin("other", PLUGIN + "\nVERSION = 2\n")
-        await world.reload()
+        whole_daemon.plugin("other", PLUGIN + "\nVERSION = 2\n")
+        await whole_daemon.reload()
         assert daemon.controllers["a"] is before["a"]
         assert daemon.controllers["b"] is not before["b"]
 
 
-def damaged(world: World) -> None:
-    world.config.write_text(world.config.read_text() + "\n  a: [")
+def damaged(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.config.write_text(whole_daemon.config.read_text() + "\n  a: [")
 
 
-def misspelt(world: World) -> None:
-    world.config.write_text(world.config.read_text().replace("watch", "wacth"))
+def misspelt(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.config.write_text(whole_daemon.config.read_text().replace("watch", "wacth"))
 
 
-def unknown_plugin(world: World) -> None:
-    world.configure("a: {reconciler: 'mine:Unknown'}", "b")
+def unknown_plugin(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.configure("a: {reconciler: 'mine:Unknown'}", "b")
 
 
-def missing(world: World) -> None:
-    world.config.unlink()
+def missing(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.config.unlink()
 
 
-def a_directory(world: World) -> None:
-    world.config.unlink()
-    world.config.mkdir()
+def a_directory(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.config.unlink()
+    whole_daemon.config.mkdir()
 
 
-def no_text(world: World) -> None:
-    world.config.write_bytes(b"\x00\xff\xfe")
+def no_text(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.config.write_bytes(b"\x00\xff\xfe")
 
 
-def bad_include(world: World) -> None:
-    world.configure("a", f"b: {FAST}}}")
-    (world.root / "more.d").mkdir()
-    (world.root / "more.d" / "x.yaml").write_text("controllers: {c: {reconciler: nope}}")
-    (world.root / "more.d" / "x.yaml").chmod(0o600)
-    world.config.write_text("include: [more.d/*.yaml]\n" + world.config.read_text())
+def bad_include(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.configure("a", f"b: {FAST}}}")
+    (whole_daemon.root / "more.d").mkdir()
+    (whole_daemon.root / "more.d" / "x.yaml").write_text("controllers: {c: {reconciler: nope}}")
+    (whole_daemon.root / "more.d" / "x.yaml").chmod(0o600)
+    whole_daemon.config.write_text("include: [more.d/*.yaml]\n" + whole_daemon.config.read_text())
 
 
-def other_state(world: World) -> None:
-    world.configure("a", f"b: {FAST}}}", state=world.root / "elsewhere")
+def other_state(whole_daemon: WholeDaemon) -> None:
+    whole_daemon.configure("a", f"b: {FAST}}}", state=whole_daemon.root / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -158,143 +158,147 @@ def other_state(world: World) -> None:
     ids=lambda damage: damage.__name__,
 )
 async def test_c13_a_bad_configuration_changes_nothing(
-    world: World, autojump_clock: MockClock, damage: Callable[[World], None]
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, damage: Callable[[WholeDaemon], None]
 ) -> None:
     """Whatever is wrong with the new one is told with its place, and the old one runs on whole."""
-    world.configure("a", "b")
-    world.declared["a"] = [thing("x")]
-    async with world.running() as daemon:
+    whole_daemon.configure("a", "b")
+    whole_daemon.declared["a"] = [thing("x")]
+    async with whole_daemon.running() as daemon:
         before, config = dict(daemon.controllers), daemon.reloader.config
-        damage(world)
-        await world.reload()
+        damage(whole_daemon)
+        await whole_daemon.reload()
         assert daemon.controllers == before
         assert daemon.reloader.config is config
         assert all(each.stop.stage is Stage.RUNNING for each in before.values())
-        problems = world.lines("config.invalid")
-        assert str(world.root) in problems[0]["at"]
-        (line,) = world.lines("reload.failed")
+        problems = whole_daemon.log_lines("config.invalid")
+        assert str(whole_daemon.root) in problems[0]["at"]
+        (line,) = whole_daemon.log_lines("reload.failed")
         assert line["problems"] == len(problems)
-        assert world.lines("reload.done") == []
-        assert list((world.root).glob("elsewhere")) == []
+        assert whole_daemon.log_lines("reload.done") == []
+        assert list((whole_daemon.root).glob("elsewhere")) == []
         # And it can be put right.
-        if world.config.is_dir():
-            world.config.rmdir()
-        world.configure("a", f"b: {FAST}}}")
-        await world.reload()
-        assert world.lines("reload.done")[0]["started"] == ["b"]
-    assert world.code == 0
+        if whole_daemon.config.is_dir():
+            whole_daemon.config.rmdir()
+        whole_daemon.configure("a", f"b: {FAST}}}")
+        await whole_daemon.reload()
+        assert whole_daemon.log_lines("reload.done")[0]["started"] == ["b"]
+    assert whole_daemon.exit_code == 0
 
 
 async def test_c13_a_broken_plugin_stalls_its_controller_alone(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A plugin that breaks stalls its own controller; the other changes of the reload count."""
-    world.configure("a", "b: {reconciler: 'other:ThingReconciler'}")
-    world.plugin("other", PLUGIN)
-    world.declared = {"a": [thing("x")], "b": [thing("y")]}
-    async with world.running() as daemon:
-        world.plugin("other", "import sys; sys.exit(3)")
-        world.configure(f"a: {FAST}}}", "b: {reconciler: 'other:ThingReconciler'}")
-        await world.reload()
+    whole_daemon.configure("a", "b: {reconciler: 'other:ThingReconciler'}")
+    whole_daemon.plugin("other", PLUGIN)
+    whole_daemon.declared = {"a": [thing("x")], "b": [thing("y")]}
+    async with whole_daemon.running() as daemon:
+        whole_daemon.plugin("other", "import sys; sys.exit(3)")
+        whole_daemon.configure(f"a: {FAST}}}", "b: {reconciler: 'other:ThingReconciler'}")
+        await whole_daemon.reload()
         assert list(daemon.controllers) == ["a"]
-        assert world.lines("controller.stalled")[0]["controller"] == "b"
-        assert world.lines("reload.done")[0]["stalled"] == ["b"]
+        assert whole_daemon.log_lines("controller.stalled")[0]["controller"] == "b"
+        assert whole_daemon.log_lines("reload.done")[0]["stalled"] == ["b"]
         # It has not left: its keys are not called abandoned.
-        assert world.lines("controller.removed") == []
-        world.plugin("other", PLUGIN)
-        await world.reload()
+        assert whole_daemon.log_lines("controller.removed") == []
+        whole_daemon.plugin("other", PLUGIN)
+        await whole_daemon.reload()
         assert sorted(daemon.controllers) == ["a", "b"]
-        assert world.ran.count("b/y") == 2
+        assert whole_daemon.ran.count("b/y") == 2
 
 
 async def test_c13_a_controller_that_leaves_leaves_its_keys(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """What it applied stays and is named, nothing is removed, and it may come back."""
-    world.configure("a", "b: {reconciler: 'mine:Removing'}")
-    world.declared = {"a": [thing("x")], "b": [thing("y"), thing("z")]}
-    async with world.running() as daemon:
-        world.configure("a")
-        await world.reload()
-        (line,) = world.lines("controller.removed")
+    whole_daemon.configure("a", "b: {reconciler: 'mine:Removing'}")
+    whole_daemon.declared = {"a": [thing("x")], "b": [thing("y"), thing("z")]}
+    async with whole_daemon.running() as daemon:
+        whole_daemon.configure("a")
+        await whole_daemon.reload()
+        (line,) = whole_daemon.log_lines("controller.removed")
         assert (line["controller"], line["count"], line["keys"]) == ("b", 2, ["b/y", "b/z"])
         assert list(daemon.controllers) == ["a"]
-        assert world.removed == []
+        assert whole_daemon.removed == []
         assert {"b/y", "b/z"} <= daemon.store.all_keys()
         assert [lane.name for lane in daemon.context.queue] == ["a"]
-        world.configure("a", "b: {reconciler: 'mine:Removing'}")
-        world.declared["b"] = [thing("y")]
-        await world.reload()
-        assert world.removed == ["b/z"]
+        whole_daemon.configure("a", "b: {reconciler: 'mine:Removing'}")
+        whole_daemon.declared["b"] = [thing("y")]
+        await whole_daemon.reload()
+        assert whole_daemon.removed == ["b/z"]
 
 
-async def test_c13_limits_and_level_follow(world: World, autojump_clock: MockClock) -> None:
+async def test_c13_limits_and_level_follow(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """The log's level, the queue's limit and the limits of every stop are those of the new one."""
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
-    async with world.running() as daemon:
-        world.configure("a", level="debug", limit=3, stop="{drain: 2s, critical: 30s, cleanup: 1s}")
-        await world.reload()
-        assert world.lines("reload.done")[0]["kept"] == ["a"]
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
+    async with whole_daemon.running() as daemon:
+        whole_daemon.configure(
+            "a", level="debug", limit=3, stop="{drain: 2s, critical: 30s, cleanup: 1s}"
+        )
+        await whole_daemon.reload()
+        assert whole_daemon.log_lines("reload.done")[0]["kept"] == ["a"]
         assert daemon.logs.level == "debug"
         assert daemon.context.queue.limit == 3
         assert [stop.limits.drain for stop in daemon.context.stop.iter_tree()] == [2, 2]
         began = trio.current_time()
-        world.signal()
-    assert world.ended_at == pytest.approx(began + 2, abs=0.1)
+        whole_daemon.signal()
+    assert whole_daemon.ended_at == pytest.approx(began + 2, abs=0.1)
 
 
 @pytest.mark.parametrize("ending", [retry("no"), terminal("never")], ids=["retry", "terminal"])
 async def test_c13_a_reload_does_what_a_restart_does(
-    world: World, autojump_clock: MockClock, ending: Result
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, ending: Result
 ) -> None:
     """A key that failed under the old configuration is tried at once under the new one.
 
     Also one whose spec had been applied before it failed, which is no change of the spec.
     """
-    world.configure("a")
-    world.declared["a"] = [thing("x"), thing("y")]
-    async with world.running():
-        assert sorted(world.ran) == ["a/x", "a/y"]
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x"), thing("y")]
+    async with whole_daemon.running():
+        assert sorted(whole_daemon.ran) == ["a/x", "a/y"]
 
         async def fail(_: Any) -> Result:
             return ending
 
-        world.acts["a/x"] = fail
-        lane = world.daemon.controllers["a"].lane
+        whole_daemon.acts["a/x"] = fail
+        lane = whole_daemon.daemon.controllers["a"].lane
         for _ in range(12 if ending.outcome.value == "retry" else 1):
             lane.add("a/x", trio.current_time(), "asked")  # type: ignore[arg-type]
-            await world.settle()
-        world.acts.clear()
-        world.ran.clear()
-        world.configure(f"a: {FAST}}}")
-        await world.reload()
-        assert sorted(world.ran) == ["a/x", "a/y"]
+            await whole_daemon.wait_all_blocked()
+        whole_daemon.acts.clear()
+        whole_daemon.ran.clear()
+        whole_daemon.configure(f"a: {FAST}}}")
+        await whole_daemon.reload()
+        assert sorted(whole_daemon.ran) == ["a/x", "a/y"]
 
 
 async def test_c13_a_removal_that_goes_on_leaves_nothing_behind(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key whose removal ends under the old controller is gone in the new one too (inv. 14)."""
     go_on = trio.Event()
 
     async def slowly(_: Any, __: Any, request: Any) -> Result:
-        world.removed.append(request.key)
+        whole_daemon.removed.append(request.key)
         await go_on.wait()
         return done()
 
-    monkeypatch.setattr(World, "remove", slowly)
-    world.configure("a: {reconciler: 'mine:Removing'}")
-    world.declared["a"] = [thing("x"), thing("y")]
-    async with world.running() as daemon:
-        world.say("a", thing("y"))
-        await world.settle()
-        assert world.removed == ["a/x"]
-        world.configure("a: {reconciler: 'mine:Removing', concurrency: 9}")
-        await world.reload()
+    monkeypatch.setattr(WholeDaemon, "remove", slowly)
+    whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
+    whole_daemon.declared["a"] = [thing("x"), thing("y")]
+    async with whole_daemon.running() as daemon:
+        whole_daemon.declare("a", thing("y"))
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.removed == ["a/x"]
+        whole_daemon.configure("a: {reconciler: 'mine:Removing', concurrency: 9}")
+        await whole_daemon.reload()
         go_on.set()
-        await world.settle()
+        await whole_daemon.wait_all_blocked()
         running = daemon.controllers["a"]
         assert running.removing == set()
         assert running.desired.owned == {"a/y"}
@@ -302,64 +306,68 @@ async def test_c13_a_removal_that_goes_on_leaves_nothing_behind(
         assert "a/x" not in daemon.store.all_keys()
 
 
-async def test_c13_held_removals_outlive_a_reload(world: World, autojump_clock: MockClock) -> None:
+async def test_c13_held_removals_outlive_a_reload(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """Removals that wait for a person wait on under the new controller."""
-    world.configure("a: {reconciler: 'mine:Removing'}")
-    world.declared["a"] = [thing(f"k{number}") for number in range(8)]
-    async with world.running() as daemon:
-        world.say("a", thing("k0"))
-        await world.settle()
-        world.configure("a: {reconciler: 'mine:Removing', concurrency: 9}")
-        await world.reload()
-        assert world.removed == []
-        assert len(world.lines("removals.released")) == 0
+    whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
+    whole_daemon.declared["a"] = [thing(f"k{number}") for number in range(8)]
+    async with whole_daemon.running() as daemon:
+        whole_daemon.declare("a", thing("k0"))
+        await whole_daemon.wait_all_blocked()
+        whole_daemon.configure("a: {reconciler: 'mine:Removing', concurrency: 9}")
+        await whole_daemon.reload()
+        assert whole_daemon.removed == []
+        assert len(whole_daemon.log_lines("removals.released")) == 0
         held = daemon.controllers["a"].desired.guard.held
         assert held is not None
         assert len(held.keys) == 7
 
 
-async def test_c13_many_requests_are_one_reload(world: World, autojump_clock: MockClock) -> None:
+async def test_c13_many_requests_are_one_reload(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """A burst of SIGHUP is one reload, and one more for what came during it."""
-    world.configure("a")
-    async with world.running():
+    whole_daemon.configure("a")
+    async with whole_daemon.running():
         for _ in range(50):
-            world.signal(signal.SIGHUP)
-        await world.settle()
-        assert 1 <= len(world.lines("reload.done")) <= 2
+            whole_daemon.signal(signal.SIGHUP)
+        await whole_daemon.wait_all_blocked()
+        assert 1 <= len(whole_daemon.log_lines("reload.done")) <= 2
 
 
 async def test_c13_during_a_stop_a_reload_is_refused(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """SIGHUP after the instant says so and changes nothing."""
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
+    async with whole_daemon.running() as daemon:
         before = daemon.controllers["a"]
-        world.signal()
-        await world.settle()
-        world.configure(f"a: {FAST}}}")
-        await world.reload()
-        assert world.lines("reload.refused")
+        whole_daemon.signal()
+        await whole_daemon.wait_all_blocked()
+        whole_daemon.configure(f"a: {FAST}}}")
+        await whole_daemon.reload()
+        assert whole_daemon.log_lines("reload.refused")
         assert daemon.controllers["a"] is before
-        assert world.lines("reload.done") == []
-    assert world.code == 0
+        assert whole_daemon.log_lines("reload.done") == []
+    assert whole_daemon.exit_code == 0
 
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_c13_a_stop_may_meet_a_reload_anywhere(
-    world: World, autojump_clock: MockClock, seed: int
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, seed: int
 ) -> None:
     """A signal at any step of a swap ends the daemon in stages with 0, and nothing starts late."""
     rng = random.Random(seed)
-    world.configure("a", "b", "c")
+    whole_daemon.configure("a", "b", "c")
     for name in "abc":
-        world.declared[name] = [thing(f"k{number}") for number in range(3)]
-        world.acts[f"{name}/k0"] = hang
-    async with world.running() as daemon:
-        world.configure(*(f"{name}: {FAST}}}" for name in "abcd"))
-        world.signal(signal.SIGHUP)
+        whole_daemon.declared[name] = [thing(f"k{number}") for number in range(3)]
+        whole_daemon.acts[f"{name}/k0"] = hang
+    async with whole_daemon.running() as daemon:
+        whole_daemon.configure(*(f"{name}: {FAST}}}" for name in "abcd"))
+        whole_daemon.signal(signal.SIGHUP)
         for _ in range(rng.randrange(20)):
             await trio.lowlevel.checkpoint()
         if rng.random() < 0.5:
@@ -369,38 +377,38 @@ async def test_c13_a_stop_may_meet_a_reload_anywhere(
             for _ in range(rng.randrange(10)):
                 await trio.lowlevel.checkpoint()
             daemon.signals.stop_requested_at = None
-        world.signal()
-        late = len(world.ran)
+        whole_daemon.signal()
+        late = len(whole_daemon.ran)
         await trio.sleep(30)
-        assert len(world.ran) == late
-    assert world.code == 0, f"seed {seed}"
+        assert len(whole_daemon.ran) == late
+    assert whole_daemon.exit_code == 0, f"seed {seed}"
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
 async def test_c13_a_stop_in_the_midst_of_a_swap(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, at: str
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """When the stop begins while the first, second or last controller starts, none follows it."""
-    world.configure("a", "b", "c")
+    whole_daemon.configure("a", "b", "c")
     real = Controller.supervise_runs
 
     async def hold(  # noqa: ASYNC128 - the real one calls it
         self: Controller, *, task_status: trio.TaskStatus[None]
     ) -> None:
         if self.name == at:
-            world.signal()
+            whole_daemon.signal()
             for _ in range(20):  # so that whatever closes has closed
                 await trio.lowlevel.checkpoint()
         await real(self, task_status=task_status)
 
-    async with world.running() as daemon:
+    async with whole_daemon.running() as daemon:
         monkeypatch.setattr(Controller, "supervise_runs", hold)
-        world.configure(*(f"{name}: {FAST}}}" for name in "abc"))
-        await world.reload()
+        whole_daemon.configure(*(f"{name}: {FAST}}}" for name in "abc"))
+        await whole_daemon.reload()
         await trio.sleep(1)
-        assert world.code == 0
+        assert whole_daemon.exit_code == 0
         assert set(daemon.controllers) <= set("abc"[: "abc".index(at) + 1])
-    assert not world.lines("daemon.crashed")
+    assert not whole_daemon.log_lines("daemon.crashed")
 
 
 def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
@@ -412,11 +420,11 @@ def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_fault_of_a_reload_ends_nothing(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody foresaw while a new configuration is read fails that reload alone."""
-    world.configure("a")
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    async with whole_daemon.running() as daemon:
 
         def fail(*_: Any) -> None:
             raise ZeroDivisionError
@@ -425,16 +433,16 @@ async def test_a_fault_of_a_reload_ends_nothing(
             meanwhile.setattr(reload, "load", fail)
             outcome = await daemon.reloader.request().wait_finished()
         assert "ZeroDivisionError" in outcome.reason
-        assert "Traceback" in str(world.lines("reload.failed"))
+        assert "Traceback" in str(whole_daemon.log_lines("reload.failed"))
         assert (await daemon.reloader.request().wait_finished()).done
 
 
 async def test_a_reload_without_a_thread(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the limit of processes a reload fails with the remedy, and the daemon works on."""
-    world.configure("a")
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    async with whole_daemon.running() as daemon:
 
         async def refuse(*_: Any, **__: Any) -> None:
             raise RuntimeError("can't start new thread")
@@ -443,5 +451,5 @@ async def test_a_reload_without_a_thread(
             meanwhile.setattr(trio.to_thread, "run_sync", refuse)
             outcome = await daemon.reloader.request().wait_finished()
         assert "raise TasksMax=" in outcome.reason
-        assert world.lines("reload.failed")
+        assert whole_daemon.log_lines("reload.failed")
         assert (await daemon.reloader.request().wait_finished()).done

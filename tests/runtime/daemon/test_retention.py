@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from one_controller import Rig, Script, key, rig
+from one_controller import OneController, ScriptedReconciler, key, run_one_controller
 from trio.testing import MockClock
 
 from reconciled.journal.operation_record import Ending, Hold
@@ -55,9 +55,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "MIN_KEPT", 0)
 
 
-def directory(made: Rig, operation: str, age: float = OLD) -> Path:
+def directory(runtime: OneController, operation: str, age: float = OLD) -> Path:
     """The files of *operation*, which last changed so long ago."""
-    place = made.host.operations.root / operation
+    place = runtime.context.operations.root / operation
     place.mkdir(parents=True)
     fence(place, 1)
     then = time.time() - age
@@ -65,20 +65,20 @@ def directory(made: Rig, operation: str, age: float = OLD) -> Path:
     return place
 
 
-async def begun(made: Rig, name: str, age: float = OLD) -> tuple[str, Path]:
-    record = await made.host.operations.journal.begin(key(name), "write", {"removal": False})
-    return record.id, directory(made, record.id, age)
+async def begun(runtime: OneController, name: str, age: float = OLD) -> tuple[str, Path]:
+    record = await runtime.context.operations.journal.begin(key(name), "write", {"removal": False})
+    return record.id, directory(runtime, record.id, age)
 
 
 async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock: MockClock) -> None:
     """Files of an operation that is open or held stay for ever; after its end they go."""
-    async with rig(tmp_path, Script()) as made:
-        log, keeper = made.host.operations.journal, Retention(made.host)
-        _, opened = await begun(made, "a")
-        held, waiting = await begun(made, "b")
-        over, gone = await begun(made, "c")
-        young, recent = await begun(made, "d", age=60.0)
-        stranger = made.host.operations.root / "notes"
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
+        log, keeper = runtime.context.operations.journal, Retention(runtime.context)
+        _, opened = await begun(runtime, "a")
+        held, waiting = await begun(runtime, "b")
+        over, gone = await begun(runtime, "c")
+        young, recent = await begun(runtime, "d", age=60.0)
+        stranger = runtime.context.operations.root / "notes"
         stranger.mkdir()
         os.utime(stranger, (0, 0))
         await log.hold(held, Hold("why", "decision", "", 0.0))
@@ -87,25 +87,25 @@ async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock:
         assert await keeper.tidy() == 1
         assert not gone.exists()
         assert all(place.exists() for place in (opened, waiting, recent, stranger))
-        assert made.lines("operation.files_removed") == []
+        assert runtime.log_lines("operation.files_removed") == []
 
 
 async def test_files_without_a_record_are_evidence(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """What the journal knows nothing of goes after AGE with a line; not while it is in doubt."""
-    async with rig(tmp_path, Script()) as made:
-        keeper = Retention(made.host)
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
+        keeper = Retention(runtime.context)
         old, young = "0" * 26, "1" * 26
-        directory(made, old)
-        directory(made, young, age=60.0)
-        whole = made.host.store.writer.meta
-        made.host.store.writer.meta = attrs.evolve(whole, degraded="lost")
+        directory(runtime, old)
+        directory(runtime, young, age=60.0)
+        whole = runtime.context.store.writer.meta
+        runtime.context.store.writer.meta = attrs.evolve(whole, degraded="lost")
         assert await keeper.tidy() == 0
-        made.host.store.writer.meta = whole
+        runtime.context.store.writer.meta = whole
         assert await keeper.tidy() == 1
-        assert [each.name for each in made.host.operations.root.iterdir()] == [young]
-        assert made.lines("operation.files_removed")[0]["operation"] == old
+        assert [each.name for each in runtime.context.operations.root.iterdir()] == [young]
+        assert runtime.log_lines("operation.files_removed")[0]["operation"] == old
 
 
 async def test_a_round_is_bounded_and_comes_again(
@@ -113,14 +113,14 @@ async def test_a_round_is_bounded_and_comes_again(
 ) -> None:
     """One round removes AT_ONCE directories; the service goes on until nothing is left."""
     monkeypatch.setattr(retention, "AT_ONCE", 2)
-    async with rig(tmp_path, Script()) as made:
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         for number in range(5):
-            directory(made, f"{number:026}")
-        made.host.services.start_soon(Retention(made.host).serve)
-        await made.settle()
+            directory(runtime, f"{number:026}")
+        runtime.context.services.start_soon(Retention(runtime.context).serve)
+        await runtime.wait_all_blocked()
         left = []
         for _ in range(4):
-            left.append(len(list(made.host.operations.root.iterdir())))
+            left.append(len(list(runtime.context.operations.root.iterdir())))
             await _round()
         assert left == [5, 3, 1, 0]
 
@@ -147,15 +147,15 @@ async def test_a_living_program_keeps_its_files(
     process = find_process(living)
     assert process is not None
     identity = f'{{"pid": {living}, "started": {process.started}}}'
-    async with rig(tmp_path, Script()) as made:
-        place = directory(made, "0" * 26)
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
+        place = directory(runtime, "0" * 26)
         (place / "child").write_text(
             f'{{"boot_id": "{boot_id()}", "attempt": 1, "action": "apply", "critical": true,'
             f' "deadline": null, "program": {identity}, "parent": {identity}}}'
         )
         then = time.time() - OLD
         os.utime(place, (then, then))
-        assert await Retention(made.host).tidy() == 0
+        assert await Retention(runtime.context).tidy() == 0
         os.kill(living, 9)
         os.waitid(os.P_PID, living, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it is killed
-        assert await Retention(made.host).tidy() == 1
+        assert await Retention(runtime.context).tidy() == 1

@@ -11,7 +11,7 @@ import pytest
 import trio
 from one_controller import thing
 from trio.testing import MockClock
-from whole_daemon import World
+from whole_daemon import WholeDaemon
 
 from reconciled.api import Result, done
 from reconciled.control.addresses import Peer
@@ -31,9 +31,9 @@ def verbs(daemon: Daemon) -> Verbs:
     return Verbs(daemon.context, daemon.commands)
 
 
-async def asked(world: World, **request: Any) -> list[dict[str, Any]]:
+async def asked(whole_daemon: WholeDaemon, **request: Any) -> list[dict[str, Any]]:
     """What the daemon's socket answers, line by line."""
-    stream = await trio.open_unix_socket(str(world.state / "control.sock"))
+    stream = await trio.open_unix_socket(str(whole_daemon.state / "control.sock"))
     async with stream:
         await stream.send_all(json.dumps(request).encode() + b"\n")
         data = b"".join([part async for part in stream])
@@ -48,11 +48,13 @@ async def hang(_: Any) -> Result:
 # -- reload ------------------------------------------------------------------------------------
 
 
-async def test_a_reload_is_answered_at_the_swap(world: World, autojump_clock: MockClock) -> None:
+async def test_a_reload_is_answered_at_the_swap(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """0, and what it did, when the new configuration is in force."""
-    world.configure("a", "b")
-    async with world.running() as daemon:
-        world.configure("a", f"c: {FAST}}}")
+    whole_daemon.configure("a", "b")
+    async with whole_daemon.running() as daemon:
+        whole_daemon.configure("a", f"c: {FAST}}}")
         answer = await verbs(daemon).reload(ROOT)
         assert answer == ControlReply(
             0, ("The new configuration is in force.", "started: c", "kept: a", "left: b")
@@ -61,26 +63,28 @@ async def test_a_reload_is_answered_at_the_swap(world: World, autojump_clock: Mo
 
 
 async def test_c13_a_rejected_reload_is_told_with_each_problem(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """78 and every problem with its place; the old one runs on, and the next one may be good."""
-    world.configure("a")
-    async with world.running() as daemon:
-        world.configure("a", "b: {reconciler: nope}", "c: {reconciler: 'mine:Thin'}")
+    whole_daemon.configure("a")
+    async with whole_daemon.running() as daemon:
+        whole_daemon.configure("a", "b: {reconciler: nope}", "c: {reconciler: 'mine:Thin'}")
         before = daemon.controllers["a"]
         answer = await verbs(daemon).reload(ROOT)
         assert answer.code == 78
         assert answer.lines[-1] == "rejected: the configuration as it was runs on"
-        problems = [f"{line['at']}: {line['reason']}" for line in world.lines("config.invalid")]
+        problems = [
+            f"{line['at']}: {line['reason']}" for line in whole_daemon.log_lines("config.invalid")
+        ]
         assert list(answer.lines[:-1]) == problems
         assert len(problems) == 2
         assert daemon.controllers == {"a": before}
-        world.configure("a")
+        whole_daemon.configure("a")
         assert (await verbs(daemon).reload(ROOT)).code == 0
 
 
 async def test_during_the_start_it_waits(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reload or a stop that comes during the start is done when that is over."""
     go_on = trio.Event()
@@ -89,60 +93,62 @@ async def test_during_the_start_it_waits(
         await go_on.wait()
 
     monkeypatch.setattr(Resolutions, "wait_first_scan", first_look)
-    world.configure("a")
+    whole_daemon.configure("a")
     answers: list[ControlReply] = []
-    async with world.running() as daemon, trio.open_nursery() as nursery:
+    async with whole_daemon.running() as daemon, trio.open_nursery() as nursery:
 
         async def one(verb: Any) -> None:
             answers.append(await verb(ROOT))
 
         nursery.start_soon(one, verbs(daemon).reload)
-        await world.settle()
-        assert (answers, world.lines("reload.done")) == ([], [])
+        await whole_daemon.wait_all_blocked()
+        assert (answers, whole_daemon.log_lines("reload.done")) == ([], [])
         assert daemon.context.stop.stage is Stage.RUNNING
         go_on.set()
-        await world.settle()
+        await whole_daemon.wait_all_blocked()
         assert [answer.code for answer in answers] == [0]
-        assert len(world.lines("reload.done")) == 1
+        assert len(whole_daemon.log_lines("reload.done")) == 1
 
 
-async def test_during_a_stop_it_is_refused(world: World, autojump_clock: MockClock) -> None:
+async def test_during_a_stop_it_is_refused(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """What a stop has overtaken says so, at whichever point of the reload that happens."""
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
-    async with world.running() as daemon:
-        world.signal()
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
+    async with whole_daemon.running() as daemon:
+        whole_daemon.signal()
         with pytest.raises(RequestRefused, match="a stop is under way"):
             await verbs(daemon).reload(ROOT)
-        assert world.lines("reload.refused")
+        assert whole_daemon.log_lines("reload.refused")
 
 
 async def test_a_stop_that_comes_during_a_reload(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reload whose swap a stop has overtaken is refused, and its answer still comes."""
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
     real = reload.compare
-    async with world.running() as daemon:
+    async with whole_daemon.running() as daemon:
 
         def compare(*arguments: Any) -> Any:
-            world.signal()
+            whole_daemon.signal()
             return real(*arguments)
 
         monkeypatch.setattr(reload, "compare", compare)
         with pytest.raises(RequestRefused, match="a stop is under way"):
             await verbs(daemon).reload(ROOT)
-        assert world.lines("reload.done") == []
+        assert whole_daemon.log_lines("reload.done") == []
 
 
 async def test_who_asks_during_a_reload_shares_the_next(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked for while one reads is done once more after it, for all who asked."""
-    world.configure("a")
+    whole_daemon.configure("a")
     go_on, reads = trio.Event(), []
 
     async def run_sync(function: Any, *arguments: Any, **_: Any) -> Any:
@@ -153,19 +159,19 @@ async def test_who_asks_during_a_reload_shares_the_next(
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
     answers: list[ControlReply] = []
-    async with world.running() as daemon:
+    async with whole_daemon.running() as daemon:
 
         async def one() -> None:
             answers.append(await verbs(daemon).reload(ROOT))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one)
-            await world.settle()
+            await whole_daemon.wait_all_blocked()
             assert len(reads) == 1
-            world.configure("a", "b")  # after it was read
+            whole_daemon.configure("a", "b")  # after it was read
             for _ in range(20):
                 nursery.start_soon(one)
-            await world.settle()
+            await whole_daemon.wait_all_blocked()
             go_on.set()
         assert len(reads) == 2
         assert sorted(daemon.controllers) == ["a", "b"]
@@ -176,107 +182,113 @@ async def test_who_asks_during_a_reload_shares_the_next(
 
 
 async def test_c13_a_storm_ends_with_the_last_configuration(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """1000 SIGHUP and 301 reloads in parallel: everyone is answered, and the last content runs."""
-    world.listens = True
-    world.configure("a")
+    whole_daemon.listening = True
+    whole_daemon.configure("a")
     answers: list[dict[str, Any]] = []
 
     async def one() -> None:
-        answers.append((await asked(world, verb="reload"))[-1])
+        answers.append((await asked(whole_daemon, verb="reload"))[-1])
 
-    async with world.running() as daemon:
+    async with whole_daemon.running() as daemon:
         async with trio.open_nursery() as nursery:
             for number in range(1000):
-                world.signal(signal.SIGHUP)
+                whole_daemon.signal(signal.SIGHUP)
                 if number % 100 == 0:
-                    world.configure("a", "b", limit=number + 1)
+                    whole_daemon.configure("a", "b", limit=number + 1)
                 if number % 10 < 3:
                     nursery.start_soon(one)
                     await trio.lowlevel.checkpoint()
-            world.configure("a", "last")
-            world.signal(signal.SIGHUP)
+            whole_daemon.configure("a", "last")
+            whole_daemon.signal(signal.SIGHUP)
             nursery.start_soon(one)
         assert sorted(daemon.controllers) == ["a", "last"]
-        assert len(world.lines("reload.done")) > 1
+        assert len(whole_daemon.log_lines("reload.done")) > 1
     assert [answer["code"] for answer in answers] == [0] * 301
-    assert world.code == 0
+    assert whole_daemon.exit_code == 0
 
 
 # -- stop --------------------------------------------------------------------------------------
 
 
-async def test_a_stop_is_begun_and_no_more(world: World, autojump_clock: MockClock) -> None:
+async def test_a_stop_is_begun_and_no_more(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """`stop` begins one, and a second time changes nothing; `--now` takes it one stage on."""
-    world.configure("a")
-    world.declared["a"] = [thing("x"), thing("critical")]
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x"), thing("critical")]
 
     async def critical(request: Any) -> Result:
         async with request.operation("write") as operation, operation.critical(budget="50s"):
             await trio.sleep(45)
         return done()
 
-    world.acts = {"a/x": hang, "a/critical": critical}
-    async with world.running() as daemon:
+    whole_daemon.acts = {"a/x": hang, "a/critical": critical}
+    async with whole_daemon.running() as daemon:
         ours = verbs(daemon)
         for _ in range(3):
             answer = await ours.stop(ROOT)
             assert answer == ControlReply(0, ("The daemon is draining: what runs may finish.",))
             assert daemon.context.stop.stage is Stage.DRAINING
-        assert world.lines("stop.began")[0]["reason"] == "stop by uid 0"
+        assert whole_daemon.log_lines("stop.began")[0]["reason"] == "stop by uid 0"
         assert await ours.stop(ROOT, now=True) == ControlReply(
             0, ("The daemon is stopping: only critical operations go on.",)
         )
-        await world.settle()
-        assert world.going == {"a/critical"}
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.active == {"a/critical"}
         assert (await ours.stop(ROOT)).code == 0
         assert daemon.context.stop.stage is Stage.STOPPING
         assert "at its hard limit" in (await ours.stop(ROOT, now=True)).lines[0]
-    assert world.code == 3
+    assert whole_daemon.exit_code == 3
 
 
-async def test_now_begins_a_stop_where_none_is(world: World, autojump_clock: MockClock) -> None:
+async def test_now_begins_a_stop_where_none_is(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """`stop --now` of a daemon that runs begins its drain: one stage on is that."""
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
+    async with whole_daemon.running() as daemon:
         assert "draining" in (await verbs(daemon).stop(ROOT, now=True)).lines[0]
         assert daemon.context.stop.stage is Stage.DRAINING
 
 
 async def test_a_stop_is_answered_though_nothing_has_to_end(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A daemon without work is gone at once, and still whoever asked gets the answer."""
-    world.listens = True
-    world.configure("a")
-    async with world.running():
-        told = await asked(world, verb="stop", now=False)
+    whole_daemon.listening = True
+    whole_daemon.configure("a")
+    async with whole_daemon.running():
+        told = await asked(whole_daemon, verb="stop", now=False)
         assert told[-1]["code"] == 0
-        world.daemon.signals.stop_requested_at = 0.0  # so that the block does not ask once more
-    assert world.code == 0
-    assert not (world.state / "control.sock").exists()
+        whole_daemon.daemon.signals.stop_requested_at = (
+            0.0  # so that the block does not ask once more
+        )
+    assert whole_daemon.exit_code == 0
+    assert not (whole_daemon.state / "control.sock").exists()
 
 
 # -- readiness ---------------------------------------------------------------------------------
 
 
-async def test_why_it_is_not_ready(world: World, autojump_clock: MockClock) -> None:
+async def test_why_it_is_not_ready(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
     """Starting until every source has spoken, paused with the reason, stopping from the instant."""
-    world.configure("a", "b: {reconciler: 'other:X'}")
-    world.plugin("other", "1/0")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
+    whole_daemon.configure("a", "b: {reconciler: 'other:X'}")
+    whole_daemon.plugin("other", "1/0")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
     go_on = trio.Event()
 
     async def late(report: Any) -> None:
         await go_on.wait()
         await trio.sleep_forever()
 
-    world.lives["a"] = [late]
-    async with world.running() as daemon:
+    whole_daemon.source_runs["a"] = [late]
+    async with whole_daemon.running() as daemon:
         ours = verbs(daemon)
         assert ours.unready() == ["starting: not every source has been read yet"]
         await trio.sleep(11)
@@ -287,6 +299,6 @@ async def test_why_it_is_not_ready(world: World, autojump_clock: MockClock) -> N
         daemon.signals.stop_requested_at = 0.0  # the handler has run, and the loop not yet
         assert ours.unready() == ["stopping: a signal has come"]
         daemon.signals.stop_requested_at = None
-        world.signal()
-        await world.settle()
+        whole_daemon.signal()
+        await whole_daemon.wait_all_blocked()
         assert ours.unready() == ["stopping: SIGTERM"]

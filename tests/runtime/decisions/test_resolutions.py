@@ -12,7 +12,7 @@ import pytest
 import trio
 from one_controller import thing
 from trio.testing import MockClock
-from whole_daemon import PLUGIN, World
+from whole_daemon import PLUGIN, WholeDaemon
 
 from reconciled.api import Result, done
 from reconciled.core.resources import Key
@@ -29,9 +29,11 @@ COMPLETE, FORWARD = Resolution.COMPLETE, Resolution.FORWARD
 BACK, ABANDON = Resolution.BACK, Resolution.ABANDON
 
 
-async def earlier(world: World, act: Callable[[Store, OperationJournal], Awaitable[Any]]) -> Any:
+async def earlier(
+    whole_daemon: WholeDaemon, act: Callable[[Store, OperationJournal], Awaitable[Any]]
+) -> Any:
     """What *act* gives, done in an earlier life of the daemon."""
-    store = Store.open(world.state)
+    store = Store.open(whole_daemon.state)
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -40,7 +42,9 @@ async def earlier(world: World, act: Callable[[Store, OperationJournal], Awaitab
     return given
 
 
-async def held(world: World, key: str = "a/x", *, removal: bool = False, value: int = 1) -> str:
+async def held(
+    whole_daemon: WholeDaemon, key: str = "a/x", *, removal: bool = False, value: int = 1
+) -> str:
     """The id of an operation that an earlier life has left held, half-done."""
 
     async def act(_: Store, operations: OperationJournal) -> str:
@@ -50,25 +54,29 @@ async def held(world: World, key: str = "a/x", *, removal: bool = False, value: 
         await operations.hold(record.id, HOLD)
         return record.id
 
-    identity: str = await earlier(world, act)
+    identity: str = await earlier(whole_daemon, act)
     return identity
 
 
-def decide(world: World, operation: str, what: Resolution, why: str = "I looked") -> None:
-    resolutions.submit(world.state, ResolutionRequest(operation, what, "eve (uid 7)", why, 2.0))
+def decide(
+    whole_daemon: WholeDaemon, operation: str, what: Resolution, why: str = "I looked"
+) -> None:
+    resolutions.submit(
+        whole_daemon.state, ResolutionRequest(operation, what, "eve (uid 7)", why, 2.0)
+    )
 
 
-def left(world: World) -> list[str]:
-    return [file.name for file in (world.state / resolutions.DIRECTORY).iterdir()]
+def left(whole_daemon: WholeDaemon) -> list[str]:
+    return [file.name for file in (whole_daemon.state / resolutions.DIRECTORY).iterdir()]
 
 
-async def past_of(world: World, operation: str) -> OperationRecord | None:
-    past = await world.daemon.journal.past_operations(1, operation)
+async def past_of(whole_daemon: WholeDaemon, operation: str) -> OperationRecord | None:
+    past = await whole_daemon.daemon.journal.past_operations(1, operation)
     return past.records[0] if past.records else None
 
 
 async def test_what_was_decided_meanwhile_comes_before_recovery(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A decision of the time between two daemons is what the first run of the key goes by."""
     seen: list[tuple[int, int]] = []
@@ -78,32 +86,34 @@ async def test_what_was_decided_meanwhile_comes_before_recovery(
             seen.append((operation.attempt, request.spec.value))
         return done()
 
-    world.configure("a")
-    world.declared["a"] = [thing("x", 2)]
-    world.acts["a/x"] = act
-    identity = await held(world)
-    decide(world, identity, FORWARD)
-    async with world.running():
-        await world.settle()
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x", 2)]
+    whole_daemon.acts["a/x"] = act
+    identity = await held(whole_daemon)
+    decide(whole_daemon, identity, FORWARD)
+    async with whole_daemon.running():
+        await whole_daemon.wait_all_blocked()
         # The pinned spec first, in the same operation; then what is declared now.
         assert seen == [(2, 1), (1, 2)]
-        record = await past_of(world, identity)
+        record = await past_of(whole_daemon, identity)
         assert record is not None
         assert record.ending is Ending.DONE
-        line = world.lines("operation.resolved")[0]
+        line = whole_daemon.log_lines("operation.resolved")[0]
         assert (line["operation"], line["decision"]) == (identity, "forward")
         assert (line["who"], line["why"], line["key"]) == ("eve (uid 7)", "I looked", "a/x")
-        assert left(world) == []
+        assert left(whole_daemon) == []
 
 
-async def test_without_a_decision_it_stays_held(world: World, autojump_clock: MockClock) -> None:
+async def test_without_a_decision_it_stays_held(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """A held key has no run of its reconciler, however often it is wanted."""
-    world.configure("a")
-    world.declared["a"] = [thing("x", 2)]
-    await held(world)
-    async with world.running():
-        await world.settle()
-        assert world.ran == []
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x", 2)]
+    await held(whole_daemon)
+    async with whole_daemon.running():
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.ran == []
 
 
 @pytest.mark.parametrize(
@@ -111,123 +121,132 @@ async def test_without_a_decision_it_stays_held(world: World, autojump_clock: Mo
     [(COMPLETE, Ending.COMPLETED, True), (ABANDON, Ending.ABANDONED, False)],
 )
 async def test_a_running_daemon_closes_it_at_once(
-    world: World, autojump_clock: MockClock, what: Resolution, ending: Ending, *, applied: bool
+    whole_daemon: WholeDaemon,
+    autojump_clock: MockClock,
+    what: Resolution,
+    ending: Ending,
+    *,
+    applied: bool,
 ) -> None:
     """Complete remembers the pinned spec as applied, abandon claims nothing; the key runs again."""
-    world.configure("a")
-    world.declared["a"] = [thing("x", 2)]
-    identity = await held(world, value=1)
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x", 2)]
+    identity = await held(whole_daemon, value=1)
     known: list[bool] = []
 
     async def act(_: Any) -> Result:
         pinned = thing("x", 1).fingerprint
-        known.append(world.daemon.store.fingerprint(Key("a/x")) == pinned)
+        known.append(whole_daemon.daemon.store.fingerprint(Key("a/x")) == pinned)
         return done()
 
-    world.acts["a/x"] = act
-    async with world.running():
-        await world.settle()
-        assert world.ran == []
-        decide(world, identity, what)
-        await world.settle()
+    whole_daemon.acts["a/x"] = act
+    async with whole_daemon.running():
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.ran == []
+        decide(whole_daemon, identity, what)
+        await whole_daemon.wait_all_blocked()
         assert known == [applied]
-        record = await past_of(world, identity)
+        record = await past_of(whole_daemon, identity)
         assert record is not None
         assert record.ending is ending
         assert (record.notes[-1].who, record.notes[-1].why) == ("eve (uid 7)", "I looked")
-        assert left(world) == []
+        assert left(whole_daemon) == []
 
 
 UNDOER = """
 class Undoer(ThingReconciler):
     async def undo(self, request, step):
-        World.now.removed.append(step.name)
+        WholeDaemon.now.removed.append(step.name)
 """
 
 
-async def test_back_undoes_it(world: World, autojump_clock: MockClock) -> None:
+async def test_back_undoes_it(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
     """Back has the reconciler undo it, in an operation that is linked with it both ways."""
-    world.plugin("undo", PLUGIN + UNDOER)
-    world.configure("a: {reconciler: 'undo:Undoer'}")
-    world.declared["a"] = [thing("x", 2)]
-    identity = await held(world)
-    async with world.running():
-        decide(world, identity, BACK)
-        await world.settle()
-        assert world.removed == ["one"]
-        record = await past_of(world, identity)
+    whole_daemon.plugin("undo", PLUGIN + UNDOER)
+    whole_daemon.configure("a: {reconciler: 'undo:Undoer'}")
+    whole_daemon.declared["a"] = [thing("x", 2)]
+    identity = await held(whole_daemon)
+    async with whole_daemon.running():
+        decide(whole_daemon, identity, BACK)
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.removed == ["one"]
+        record = await past_of(whole_daemon, identity)
         assert record is not None
         assert record.ending is Ending.ROLLED_BACK
-        undoing = await past_of(world, record.undone_by)
+        undoing = await past_of(whole_daemon, record.undone_by)
         assert undoing is not None
         assert (undoing.undoes, undoing.ending) == (identity, Ending.DONE)
 
 
 async def test_a_removal_that_is_done_is_not_repeated(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """Complete of a removal forgets the key: nothing runs, and nothing of it stays."""
-    world.configure("a: {reconciler: 'mine:Removing'}")
-    world.declared["a"] = [thing("y")]
-    identity = await held(world, removal=True)
+    whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
+    whole_daemon.declared["a"] = [thing("y")]
+    identity = await held(whole_daemon, removal=True)
 
     async def own(store: Store, _: OperationJournal) -> None:
         await store.record_applied(
             Key("a/x"), "Thing", {"value": 1}, thing("x", 1).fingerprint, base="/m", complete=True
         )
 
-    await earlier(world, own)
-    async with world.running() as daemon:
-        await world.settle()
+    await earlier(whole_daemon, own)
+    async with whole_daemon.running() as daemon:
+        await whole_daemon.wait_all_blocked()
         assert Key("a/x") in daemon.controllers["a"].removing
         # As if it had gone while the daemon ran: its last manifest is known here.
         daemon.controllers["a"].absent[Key("a/x")] = thing("x", 1)
-        decide(world, identity, COMPLETE)
-        await world.settle()
-        assert world.removed == []
+        decide(whole_daemon, identity, COMPLETE)
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.removed == []
         assert Key("a/x") not in daemon.store.all_keys()
         assert Key("a/x") not in daemon.controllers["a"].removing
         assert Key("a/x") not in daemon.controllers["a"].desired.owned
-        assert await past_of(world, identity) is not None
+        assert await past_of(whole_daemon, identity) is not None
 
 
-async def test_a_controller_that_is_not_there(world: World, autojump_clock: MockClock) -> None:
+async def test_a_controller_that_is_not_there(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """Operations of a controller that left the configuration can be settled too."""
-    world.configure("a")
-    gone, later = await held(world, "z/x"), await held(world, "z/y")
-    async with world.running() as daemon:
-        decide(world, gone, ABANDON)
-        decide(world, later, FORWARD)
-        await world.settle()
+    whole_daemon.configure("a")
+    gone, later = await held(whole_daemon, "z/x"), await held(whole_daemon, "z/y")
+    async with whole_daemon.running() as daemon:
+        decide(whole_daemon, gone, ABANDON)
+        decide(whole_daemon, later, FORWARD)
+        await whole_daemon.wait_all_blocked()
         assert daemon.journal.find(gone) is None
         record = daemon.journal.find(later)
         assert record is not None
         assert (record.hold, record.pending_resolution) == (None, "forward")
-        assert len(world.lines("operation.resolved")) == 2
+        assert len(whole_daemon.log_lines("operation.resolved")) == 2
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"decision": "sell", "who": "e"}', "[1]"])
 async def test_what_cannot_be_used_is_dropped(
-    world: World, autojump_clock: MockClock, text: str | None
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, text: str | None
 ) -> None:
     """A decision about what is not held, or that nobody wrote, goes with a line; the rest acts."""
-    world.configure("a")
-    identity = await held(world)
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    identity = await held(whole_daemon)
+    async with whole_daemon.running() as daemon:
         if text is None:
-            decide(world, "0" * 26, ABANDON)
+            decide(whole_daemon, "0" * 26, ABANDON)
         else:
-            file = world.state / resolutions.DIRECTORY / f"{'0' * 26}.new"
+            file = whole_daemon.state / resolutions.DIRECTORY / f"{'0' * 26}.new"
             file.write_text(text)
             file.rename(file.with_suffix(".json"))
-        decide(world, identity, ABANDON)
-        await world.settle()
+        decide(whole_daemon, identity, ABANDON)
+        await whole_daemon.wait_all_blocked()
         assert daemon.journal.list_open() == []
-        assert world.lines("resolution.rejected")[0]["operation"] == "0" * 26
-        assert left(world) == []
+        assert whole_daemon.log_lines("resolution.rejected")[0]["operation"] == "0" * 26
+        assert left(whole_daemon) == []
 
 
-async def test_work_that_goes_on_is_not_settled(world: World, autojump_clock: MockClock) -> None:
+async def test_work_that_goes_on_is_not_settled(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """A decision about an operation that runs, since it was lifted meanwhile, changes nothing."""
     running: list[str] = []
     go_on = trio.Event()
@@ -238,61 +257,65 @@ async def test_work_that_goes_on_is_not_settled(world: World, autojump_clock: Mo
             await go_on.wait()
         return done()
 
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = act
-    async with world.running() as daemon:
-        decide(world, running[0], ABANDON)
-        await world.settle()
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = act
+    async with whole_daemon.running() as daemon:
+        decide(whole_daemon, running[0], ABANDON)
+        await whole_daemon.wait_all_blocked()
         assert daemon.journal.find(running[0]) is not None
-        assert world.lines("resolution.rejected")[0]["reason"] == "it is not held any more"
-        assert left(world) == []
+        assert (
+            whole_daemon.log_lines("resolution.rejected")[0]["reason"] == "it is not held any more"
+        )
+        assert left(whole_daemon) == []
         go_on.set()
-        await world.settle()
-        record = await past_of(world, running[0])
+        await whole_daemon.wait_all_blocked()
+        record = await past_of(whole_daemon, running[0])
         assert record is not None
         assert record.ending is Ending.DONE
 
 
 async def test_what_an_earlier_daemon_took_is_acted_on(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A decision that was taken, and not settled before a kill, is repeated by the next start."""
-    world.configure("a")
-    identity = await held(world)
-    decide(world, identity, ABANDON)
-    assert len(resolutions.take_all(world.state)) == 1
-    async with world.running() as daemon:
+    whole_daemon.configure("a")
+    identity = await held(whole_daemon)
+    decide(whole_daemon, identity, ABANDON)
+    assert len(resolutions.take_all(whole_daemon.state)) == 1
+    async with whole_daemon.running() as daemon:
         assert daemon.journal.list_open() == []
-        assert left(world) == []
+        assert left(whole_daemon) == []
 
 
-async def test_what_is_noted_already_is_no_news(world: World, autojump_clock: MockClock) -> None:
+async def test_what_is_noted_already_is_no_news(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """A decision that the journal has, of a daemon that was cut off then, goes without a line."""
-    world.configure("a")
-    identity = await held(world, "z/x")
-    decide(world, identity, FORWARD)
+    whole_daemon.configure("a")
+    identity = await held(whole_daemon, "z/x")
+    decide(whole_daemon, identity, FORWARD)
 
     async def note(_: Store, operations: OperationJournal) -> None:
         await operations.resolve(identity, FORWARD, "eve (uid 7)", "I looked")
 
-    await earlier(world, note)
-    async with world.running() as daemon:
+    await earlier(whole_daemon, note)
+    async with whole_daemon.running() as daemon:
         record = daemon.journal.find(identity)
         assert record is not None
         assert record.pending_resolution == "forward"
-        assert left(world) == []
-        assert world.lines("resolution.rejected") == []
+        assert left(whole_daemon) == []
+        assert whole_daemon.log_lines("resolution.rejected") == []
 
 
 async def test_it_is_tried_again(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that cannot be written delays a decision, and a start, but loses neither."""
-    world.configure("a")
-    world.declared["a"] = [thing("x", 1)]
-    identity = await held(world)
-    decide(world, identity, COMPLETE)
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x", 1)]
+    identity = await held(whole_daemon)
+    decide(whole_daemon, identity, COMPLETE)
     real, full = Store.record_applied, [True]
 
     async def remember(self: Store, *arguments: Any, **named: Any) -> None:
@@ -301,8 +324,8 @@ async def test_it_is_tried_again(
         await real(self, *arguments, **named)
 
     monkeypatch.setattr(Store, "record_applied", remember)
-    async with world.running() as daemon:
-        assert world.lines("resolution.deferred")[0]["reason"] == "no space left"
+    async with whole_daemon.running() as daemon:
+        assert whole_daemon.log_lines("resolution.deferred")[0]["reason"] == "no space left"
         record = daemon.journal.find(identity)
         assert record is not None
         # What follows from it comes first: the journal says it last.
@@ -310,15 +333,15 @@ async def test_it_is_tried_again(
         full.clear()
         await trio.sleep(SCAN_INTERVAL + 0.1)
         assert daemon.journal.find(identity) is None
-        assert left(world) == []
+        assert left(whole_daemon) == []
 
 
 async def test_a_start_waits_for_the_first_look_alone(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first look that does not end delays the start by its limit, and no longer."""
-    world.configure("a")
-    world.declared["a"] = [thing("x")]
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
 
     async def look(_: Resolutions) -> bool:
         await trio.sleep_forever()
@@ -326,54 +349,56 @@ async def test_a_start_waits_for_the_first_look_alone(
 
     monkeypatch.setattr(Resolutions, "scan", look)
     began = trio.current_time()
-    async with world.running():
-        assert world.ran == []
+    async with whole_daemon.running():
+        assert whole_daemon.ran == []
         await trio.sleep(FIRST_SCAN_TIMEOUT + 0.1 - (trio.current_time() - began))
-        assert world.ran == ["a/x"]
+        assert whole_daemon.ran == ["a/x"]
 
 
 async def test_without_notices_it_looks(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the kernel has no watch left, decisions are found a little later, with one line."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    world.configure("a")
-    identity = await held(world)
+    whole_daemon.configure("a")
+    identity = await held(whole_daemon)
     monkeypatch.setattr(asyncinotify, "Inotify", refuse)
-    async with world.running() as daemon:
-        assert len(world.lines("resolution.polling")) == 1
-        decide(world, identity, ABANDON)
-        await world.settle()
+    async with whole_daemon.running() as daemon:
+        assert len(whole_daemon.log_lines("resolution.polling")) == 1
+        decide(whole_daemon, identity, ABANDON)
+        await whole_daemon.wait_all_blocked()
         assert daemon.journal.find(identity) is not None
         await trio.sleep(SCAN_INTERVAL + 0.1)
         assert daemon.journal.find(identity) is None
 
 
-async def test_everything_after_a_damaged_store(world: World, autojump_clock: MockClock) -> None:
+async def test_everything_after_a_damaged_store(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """--all trusts the store again, abandons what is held, and every key has its turn at once."""
-    world.configure("a")
-    world.declared["a"] = [thing("x", 1), thing("y", 1)]
-    identity = await held(world)
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x", 1), thing("y", 1)]
+    identity = await held(whole_daemon)
 
     async def degrade(store: Store, _: OperationJournal) -> None:
         store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
 
-    await earlier(world, degrade)
-    async with world.running() as daemon:
-        await world.settle()
-        assert world.ran == []
-        decide(world, ALL_OPERATIONS, FORWARD)
-        await world.settle()
+    await earlier(whole_daemon, degrade)
+    async with whole_daemon.running() as daemon:
+        await whole_daemon.wait_all_blocked()
+        assert whole_daemon.ran == []
+        decide(whole_daemon, ALL_OPERATIONS, FORWARD)
+        await whole_daemon.wait_all_blocked()
         assert daemon.store.degraded
-        decide(world, ALL_OPERATIONS, ABANDON)
-        await world.settle()
+        decide(whole_daemon, ALL_OPERATIONS, ABANDON)
+        await whole_daemon.wait_all_blocked()
         assert not daemon.store.degraded
         assert "eve (uid 7): I looked" in daemon.store.writer.meta.settled
-        assert sorted(world.ran) == ["a/x", "a/y"]
-        record = await past_of(world, identity)
+        assert sorted(whole_daemon.ran) == ["a/x", "a/y"]
+        record = await past_of(whole_daemon, identity)
         assert record is not None
         assert record.ending is Ending.ABANDONED
-        assert len(world.lines("journal.resolved")) == 1
+        assert len(whole_daemon.log_lines("journal.resolved")) == 1

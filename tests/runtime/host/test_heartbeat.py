@@ -13,7 +13,13 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from one_controller import Rig, Script, Source, rig, thing
+from one_controller import (
+    OneController,
+    ScriptedReconciler,
+    ScriptedSource,
+    run_one_controller,
+    thing,
+)
 from trio.testing import MockClock
 
 from reconciled.api import Result, done
@@ -77,34 +83,34 @@ class Manager:
 class Beating:
     """A rig with its heartbeat."""
 
-    rig: Rig
+    runtime: OneController
     manager: Manager
     heart: Heartbeat
     nursery: trio.Nursery
 
     async def stop(self) -> None:
         """The instant of a stop; it ends when nothing runs any more."""
-        await self.rig.signal()
+        await self.runtime.signal()
 
     async def over(self) -> None:
         """Until all work has ended, and the services end."""
-        await self.rig.controller.ended.wait()
+        await self.runtime.controller.ended.wait()
         self.nursery.cancel_scope.cancel(reason="work has ended")
         with trio.CancelScope(shield=True):
-            await self.rig.settle()
+            await self.runtime.wait_all_blocked()
 
 
 @asynccontextmanager
 async def beating(
-    tmp_path: Path, manager: Manager, script: Script | None = None, **more: Any
+    tmp_path: Path, manager: Manager, script: ScriptedReconciler | None = None, **more: Any
 ) -> AsyncIterator[Beating]:
     async with (
-        rig(tmp_path, script or Script(), **more) as made,
+        run_one_controller(tmp_path, script or ScriptedReconciler(), **more) as runtime,
         trio.open_nursery() as nursery,
     ):
-        heart = Heartbeat(made.host, manager, lambda: {"c": made.controller})  # type: ignore[arg-type]
+        heart = Heartbeat(runtime.context, manager, lambda: {"c": runtime.controller})  # type: ignore[arg-type]
         nursery.start_soon(heart.serve, name="heartbeat")  # noqa: ASYNC113 - whenever it begins
-        yield Beating(made, manager, heart, nursery)
+        yield Beating(runtime, manager, heart, nursery)
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
@@ -140,8 +146,8 @@ async def test_ready_comes_with_what_it_stands_for(
     async with beating(tmp_path, Manager()) as b:
         await trio.sleep(3)
         assert b.manager.states == []
-        b.rig.declare(thing("x"), thing("y"))
-        await b.rig.settle()
+        b.runtime.declare(thing("x"), thing("y"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         await trio.sleep(60)
         (ready,) = b.manager.all("READY")
@@ -153,7 +159,7 @@ async def test_the_start_is_told_and_given_its_time(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Until the sources have spoken they are counted, and given their time, but not more."""
-    sources = [Source("a"), Source("b"), Source("timer", declares=False)]
+    sources = [ScriptedSource("a"), ScriptedSource("b"), ScriptedSource("timer", declares=False)]
     async with beating(tmp_path, Manager(), sources=sources) as b:
         await trio.sleep(100)
         assert b.manager.texts == ["starting: reading 2 sources"]
@@ -188,11 +194,11 @@ async def test_a_stop_is_told_when_there_is_room_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """STOPPING and the extension wait for room as well."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["x"] = critical_for(40)
     async with beating(tmp_path, Manager(), script) as b:
-        b.rig.declare(thing("x"))
-        await b.rig.settle()
+        b.runtime.declare(thing("x"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         b.manager.full = True
         await b.stop()
@@ -210,20 +216,20 @@ async def test_the_status_is_told_when_it_changes(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A daemon in which nothing changes tells nothing; what changes is told within a second."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["x"] = hang
     async with beating(tmp_path, Manager(), script) as b:
-        b.rig.declare()
+        b.runtime.declare()
         b.heart.notify_ready()
         await trio.sleep(600)
         assert len(b.manager.heard) <= 2
-        b.rig.declare(thing("x"))
+        b.runtime.declare(thing("x"))
         changed = trio.current_time()
         await trio.sleep(1.1)
         last = b.manager.heard[-1]
         assert last.fields == {"STATUS": "ready: 1 key, 1 running, 0 held"}
         assert last.at <= changed + 1
-        b.rig.host.pause_reason = "the host shuts down"
+        b.runtime.context.pause_reason = "the host shuts down"
         await trio.sleep(1.1)
         assert b.manager.texts[-1] == "paused: the host shuts down: 1 key, 1 running, 0 held"
 
@@ -234,7 +240,7 @@ async def test_the_watchdog_is_fed_every_third(
 ) -> None:
     """Between two WATCHDOG=1 lies at most a third of the manager's limit, and not much less."""
     async with beating(tmp_path, Manager(watchdog)) as b:
-        b.rig.declare()
+        b.runtime.declare()
         b.heart.notify_ready()
         await trio.sleep(200 * watchdog)
         told = list(gaps(b.manager.all("WATCHDOG"), trio.current_time()))
@@ -262,7 +268,7 @@ async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockCloc
         assert b.heart.has_watchdog
         b.heart.notify_reload(None)
         assert b.heart.has_watchdog
-        b.rig.host.signals.stop_requested_at = 0.0
+        b.runtime.context.signals.stop_requested_at = 0.0
         assert not b.heart.has_watchdog
     async with beating(tmp_path / "other", Manager()) as b:
         b.heart.notify_ready()
@@ -275,7 +281,7 @@ async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockCloc
 async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
     """RELOADING says when it began, in the system's monotonic time, and READY follows."""
     async with beating(tmp_path, Manager()) as b:
-        b.rig.declare()
+        b.runtime.declare()
         b.heart.notify_ready()
         before = time.monotonic_ns() // 1000
         b.heart.notify_reload(None)
@@ -290,7 +296,7 @@ async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockCloc
 async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: MockClock) -> None:
     """One that changes nothing ends with READY as well; the status says so until a better one."""
     async with beating(tmp_path, Manager()) as b:
-        b.rig.declare()
+        b.runtime.declare()
         b.heart.notify_ready()
         for outcome, more in ((BAD, "; the last reload failed"), (ReloadResult(), "")):
             b.heart.notify_reload(None)
@@ -303,11 +309,11 @@ async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: Mo
 
 async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A reload that ends during a stop, or is asked for in one, is not told: STOPPING is final."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["x"] = critical_for(20)
     async with beating(tmp_path, Manager(), script) as b:
-        b.rig.declare(thing("x"))
-        await b.rig.settle()
+        b.runtime.declare(thing("x"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         b.heart.notify_reload(None)
         await b.stop()
@@ -337,12 +343,12 @@ async def test_time_is_asked_for_while_something_is_waited_for(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """From the first message of a stop to the end of its work, and never for more than is left."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     script.acts["y"] = hang
     async with beating(tmp_path, Manager(60.0), script) as b:
-        b.rig.declare(thing("x"), thing("y"))
-        await b.rig.settle()
+        b.runtime.declare(thing("x"), thing("y"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         begun = trio.current_time()
         await b.stop()
@@ -352,7 +358,7 @@ async def test_time_is_asked_for_while_something_is_waited_for(
         stop = b.manager.since_stopping()
         covered(stop, begun, ended)
         for message in stop:
-            left = begun + 50 + b.rig.config.stop.cleanup - message.at
+            left = begun + 50 + b.runtime.config.stop.cleanup - message.at
             enough = min(left + 5, LONGEST_EXTENSION)
             if message.at < ended:  # in the very instant it depends on who is first
                 assert message.extension in (0, pytest.approx(enough, abs=0.01))
@@ -362,15 +368,15 @@ async def test_time_is_asked_for_while_something_is_waited_for(
 
 async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Each stage has its words: who is waited for, and for how long at most."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     script.acts["y"] = script.acts["z"] = hang
     async with beating(tmp_path, Manager(), script) as b:
-        b.rig.declare(thing("x"), thing("y"), thing("z"))
-        await b.rig.settle()
+        b.runtime.declare(thing("x"), thing("y"), thing("z"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         await b.stop()
-        await b.rig.settle()
+        await b.runtime.wait_all_blocked()
         assert b.manager.texts[-1] == (
             "draining: waits for reconcile c/y and 1 more, 15s left;"
             " critical: write of c/x, 50s left"
@@ -385,24 +391,24 @@ async def test_a_stop_that_cut_says_so_to_the_end(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """The status that a failed unit shows says that something was cut, and where it is told."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     async with beating(tmp_path, Manager(), script) as b:
-        b.rig.declare(thing("x"))
-        await b.rig.settle()
+        b.runtime.declare(thing("x"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         await b.stop()
         for _ in range(2):
-            b.rig.host.stop.escalate("SIGINT again")
+            b.runtime.context.stop.escalate("SIGINT again")
         await b.over()
-        told = f"stopped: 1 critical operation cut, see {b.rig.host.state}/last-stop.txt"
+        told = f"stopped: 1 critical operation cut, see {b.runtime.context.state}/last-stop.txt"
         assert b.manager.texts[-1] == told
 
 
 async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A stop that has nothing to wait for is told, and takes the unit's own time."""
     async with beating(tmp_path, Manager()) as b:
-        b.rig.declare()
+        b.runtime.declare()
         b.heart.notify_ready()
         await trio.sleep(100)
         await b.stop()
@@ -417,13 +423,13 @@ async def test_a_stop_that_is_over_at_once_is_told(
 ) -> None:
     """STOPPING is told even where the services are cancelled before the next beat."""
     async with beating(tmp_path, Manager()) as b:
-        b.rig.declare()
+        b.runtime.declare()
         b.heart.notify_ready()
         await trio.sleep(1.1)
-        b.rig.host.stop.begin("SIGTERM")
+        b.runtime.context.stop.begin("SIGTERM")
         b.nursery.cancel_scope.cancel(reason="work has ended")
         with trio.CancelScope(shield=True):
-            await b.rig.settle()
+            await b.runtime.wait_all_blocked()
         assert b.manager.states == ["READY", "STOPPING"]
         assert b.manager.texts[-1] == "stopped"
 
@@ -439,11 +445,11 @@ async def test_a_cleanup_is_given_its_time(tmp_path: Path, autojump_clock: MockC
                 await trio.sleep(4)  # noqa: ASYNC102 - see above
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["y"] = cleans
     async with beating(tmp_path, Manager(), script) as b:
-        b.rig.declare(thing("y"))
-        await b.rig.settle()
+        b.runtime.declare(thing("y"))
+        await b.runtime.wait_all_blocked()
         b.heart.notify_ready()
         begun = trio.current_time()
         await b.stop()

@@ -16,7 +16,7 @@ import structlog
 import trio
 from one_controller import thing
 from trio.testing import MockClock
-from whole_daemon import World
+from whole_daemon import WholeDaemon
 
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
@@ -33,8 +33,8 @@ from reconciled.service.sockets import InheritedSockets
 
 def free() -> int:
     """A port that nobody uses."""
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return int(made.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as runtime:
+        return int(runtime.getsockname()[1])
 
 
 async def get(port: int, target: str = "/livez") -> str | None:
@@ -172,12 +172,12 @@ def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None
 def test_an_activated_socket_is_the_managers(tmp_path: Path, manager: Manager, place: str) -> None:
     """It is served beside the daemon's own, or in its place, never stored and never removed."""
     path = tmp_path / ("s" if place == "at its own path" else "activated")
-    with socket.socket(socket.AF_UNIX) as made, open_control(tmp_path / "earlier") as old:
-        made.bind(str(path))
-        made.listen()
+    with socket.socket(socket.AF_UNIX) as runtime, open_control(tmp_path / "earlier") as old:
+        runtime.bind(str(path))
+        runtime.listen()
         ours = Listeners.open(
             config(tmp_path),
-            handed(control=[made], kept_control=[old]),
+            handed(control=[runtime], kept_control=[old]),
             manager.notifier,
             structlog.get_logger(),
         )
@@ -241,66 +241,70 @@ def test_what_the_manager_forgets_may_be_in_the_way(
 # -- over a daemon's life ----------------------------------------------------------------------
 
 
-def listen(world: World, port: int | None) -> None:
+def listen(whole_daemon: WholeDaemon, port: int | None) -> None:
     """The configuration of one controller, with or without HTTP."""
-    world.listens = True
-    world.configure("a")
+    whole_daemon.listening = True
+    whole_daemon.configure("a")
     if port is not None:
         http = f"http: {{listen: '127.0.0.1:{port}'}}\n"
-        world.config.write_text(http + world.config.read_text())
+        whole_daemon.config.write_text(http + whole_daemon.config.read_text())
 
 
-async def reloaded(world: World) -> ControlReply:
-    return await Verbs(world.daemon.context, world.daemon.commands).reload(None)  # type: ignore[arg-type]
+async def reloaded(whole_daemon: WholeDaemon) -> ControlReply:
+    return await Verbs(whole_daemon.daemon.context, whole_daemon.daemon.commands).reload(None)  # type: ignore[arg-type]
 
 
-async def test_a_reload_changes_the_listener(world: World, autojump_clock: MockClock) -> None:
+async def test_a_reload_changes_the_listener(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """None, one, another, the same, none again: the configuration's port alone answers."""
     first, second = free(), free()
-    listen(world, None)
-    async with world.running():
+    listen(whole_daemon, None)
+    async with whole_daemon.running():
         for port in (first, second, second, None):
-            listen(world, port)
-            assert (await reloaded(world)).code == 0
-            await world.settle()
+            listen(whole_daemon, port)
+            assert (await reloaded(whole_daemon)).code == 0
+            await whole_daemon.wait_all_blocked()
             answers = {each: await get(each) is not None for each in (first, second)}
             assert answers == {first: port == first, second: port == second}
-    assert len(world.lines("listener.opened")) == 3  # the control socket's, and two
-    assert world.code == 0
+    assert len(whole_daemon.log_lines("listener.opened")) == 3  # the control socket's, and two
+    assert whole_daemon.exit_code == 0
 
 
-async def test_c13_3_a_port_in_use_changes_nothing(world: World, autojump_clock: MockClock) -> None:
+async def test_c13_3_a_port_in_use_changes_nothing(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """C13.3: the new configuration is rejected at its line, and the old listener answers."""
     port, taken = free(), free()
-    listen(world, port)
-    async with world.running() as daemon:
+    listen(whole_daemon, port)
+    async with whole_daemon.running() as daemon:
         before = dict(daemon.controllers)
-        listen(world, taken)
-        world.config.write_text(world.config.read_text().replace("  a:", "  b:"))
+        listen(whole_daemon, taken)
+        whole_daemon.config.write_text(whole_daemon.config.read_text().replace("  a:", "  b:"))
         with socket.create_server(("127.0.0.1", taken)):
-            answer = await reloaded(world)
+            answer = await reloaded(whole_daemon)
         assert answer.code == 78
         assert answer.lines[0] == (
-            f"{world.config}:1:8: 127.0.0.1:{taken} cannot be listened on: something listens"
+            f"{whole_daemon.config}:1:8: 127.0.0.1:{taken} cannot be listened on: something listens"
             " there already: end that, or choose another port"
         )
         assert daemon.controllers == before
         assert "200 OK" in str(await get(port))
         # Nobody listens there any more: the same configuration is good.
-        assert (await reloaded(world)).code == 0
+        assert (await reloaded(whole_daemon)).code == 0
         assert "200 OK" in str(await get(taken))
 
 
 async def test_an_address_that_overlaps_the_present_one(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """Both cannot be open at once: the reload is rejected, and says what helps."""
     port = free()
-    listen(world, port)
-    async with world.running():
-        text = world.config.read_text()
-        world.config.write_text(text.replace("127.0.0.1:", "0.0.0.0:"))
-        answer = await reloaded(world)
+    listen(whole_daemon, port)
+    async with whole_daemon.running():
+        text = whole_daemon.config.read_text()
+        whole_daemon.config.write_text(text.replace("127.0.0.1:", "0.0.0.0:"))
+        answer = await reloaded(whole_daemon)
         assert answer.code == 78
         assert f"0.0.0.0:{port} cannot be listened on beside 127.0.0.1:{port}" in answer.lines[0]
         assert "restart the daemon" in answer.lines[0]
@@ -308,49 +312,51 @@ async def test_an_address_that_overlaps_the_present_one(
 
 
 async def test_an_open_connection_outlives_the_change(
-    world: World, autojump_clock: MockClock
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """A connection to the old address is served to its end."""
     old, new = free(), free()
-    listen(world, old)
-    async with world.running(), await trio.open_tcp_stream("127.0.0.1", old) as stream:
+    listen(whole_daemon, old)
+    async with whole_daemon.running(), await trio.open_tcp_stream("127.0.0.1", old) as stream:
         await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"200 OK" in await stream.receive_some()
-        listen(world, new)
-        assert (await reloaded(world)).code == 0
+        listen(whole_daemon, new)
+        assert (await reloaded(whole_daemon)).code == 0
         assert await get(old) is None
         await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"200 OK" in await stream.receive_some()
 
 
 async def test_a_swap_that_a_stop_has_overtaken(
-    world: World, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new listener is closed again, and the old one answers until the end."""
     old, new = free(), free()
-    listen(world, old)
-    world.declared["a"] = [thing("x")]
-    world.acts["a/x"] = hang
+    listen(whole_daemon, old)
+    whole_daemon.declared["a"] = [thing("x")]
+    whole_daemon.acts["a/x"] = hang
     real = reload.compare
 
     def compare(*arguments: Any) -> Any:
-        world.signal()
+        whole_daemon.signal()
         return real(*arguments)
 
-    async with world.running():
+    async with whole_daemon.running():
         monkeypatch.setattr(reload, "compare", compare)
-        listen(world, new)
-        await world.reload()
+        listen(whole_daemon, new)
+        await whole_daemon.reload()
         assert await get(new) is None
         assert "503 Service Unavailable" in str(await get(old, "/readyz"))
     assert await get(old) is None
 
 
-async def test_it_answers_in_each_stage(world: World, autojump_clock: MockClock) -> None:
+async def test_it_answers_in_each_stage(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
     """Alive from the start to the last run's end; ready only in between."""
     port = free()
-    listen(world, port)
-    world.declared["a"] = [thing("x")]
+    listen(whole_daemon, port)
+    whole_daemon.declared["a"] = [thing("x")]
     go_on = trio.Event()
 
     async def late(report: Any) -> None:
@@ -362,21 +368,21 @@ async def test_it_answers_in_each_stage(world: World, autojump_clock: MockClock)
             await trio.sleep(45)
         return done()
 
-    world.lives["a"] = [late]
-    world.acts["a/x"] = critical
-    async with world.running():
+    whole_daemon.source_runs["a"] = [late]
+    whole_daemon.acts["a/x"] = critical
+    async with whole_daemon.running():
         assert "\r\n\r\nstarting: " in str(await get(port, "/readyz"))
         assert "200 OK" in str(await get(port))
         await trio.sleep(11)
         assert "\r\n\r\nready" in str(await get(port, "/readyz"))
-        world.say("a", thing("x"))
-        await world.settle()
-        world.signal()
+        whole_daemon.declare("a", thing("x"))
+        await whole_daemon.wait_all_blocked()
+        whole_daemon.signal()
         await trio.sleep(30)
         assert "\r\n\r\nstopping: SIGTERM" in str(await get(port, "/readyz"))
         assert "200 OK" in str(await get(port))
     assert await get(port) is None
-    assert world.code == 0
+    assert whole_daemon.exit_code == 0
 
 
 @pytest.mark.processes

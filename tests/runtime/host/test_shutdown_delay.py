@@ -12,13 +12,18 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from one_controller import Rig, Script, key, rig, thing
+from one_controller import OneController, ScriptedReconciler, key, run_one_controller, thing
 from trio.testing import MockClock
 
 from reconciled.api import Result, done
 from reconciled.core.errors import LogindUnreachable
 from reconciled.runtime.daemon.integrations import Integrations
-from reconciled.runtime.host.shutdown_delay import PAUSE_TIMEOUT, PAUSED, ShutdownDelay, drain_wait
+from reconciled.runtime.host.shutdown_delay import (
+    PAUSE_TIMEOUT,
+    PAUSED,
+    ShutdownDelay,
+    drain_wait,
+)
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.service.inhibitor import Logind
 
@@ -126,7 +131,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-async def made(
+async def delayed(
     tmp_path: Path, machine: Machine, autojump_clock: MockClock
 ) -> AsyncIterator[Household]:
     """A running controller whose key ``a`` takes as long as the test wants, and the service."""
@@ -138,20 +143,20 @@ async def made(
 class Household:
     """The rig with its service."""
 
-    rig: Rig
+    runtime: OneController
     service: trio.CancelScope
     finish: trio.Event
 
     async def run_a(self) -> None:
         """Key ``a`` is in the midst of a run."""
-        self.rig.declare(thing("a"))
-        await self.rig.settle()
-        assert self.rig.script.ran == ["a"]
+        self.runtime.declare(thing("a"))
+        await self.runtime.wait_all_blocked()
+        assert self.runtime.script.ran == ["a"]
 
 
 @asynccontextmanager
 async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    script = Script()
+    script = ScriptedReconciler()
     finish = trio.Event()
 
     async def act(_: Any) -> Result:
@@ -159,17 +164,17 @@ async def household(tmp_path: Path) -> AsyncIterator[Household]:
         return done()
 
     script.acts["a"] = act
-    async with rig(tmp_path, script) as inner, trio.open_nursery() as nursery:
+    async with run_one_controller(tmp_path, script) as inner, trio.open_nursery() as nursery:
         built = Household(inner, trio.CancelScope(), finish)
 
         async def serve() -> None:
             with built.service:
-                power_off = ShutdownDelay(inner.host, inner.dispatcher)
+                power_off = ShutdownDelay(inner.context, inner.dispatcher)
                 power_off.ready()
                 await power_off.serve()
 
         nursery.start_soon(serve)  # noqa: ASYNC113 - the next line waits for it
-        await inner.settle()
+        await inner.wait_all_blocked()
         yield built
         nursery.cancel_scope.cancel(reason="the test is over")
 
@@ -183,154 +188,154 @@ def test_patience_is_the_drain_but_less_than_logind_has() -> None:
 
 
 async def test_what_runs_may_end_and_nothing_begins(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """On the announcement nothing is handed out, what runs ends, and then the lock goes."""
-    await made.run_a()
+    await delayed.run_a()
     (lock,) = machine.held
     machine.say(coming=True)
-    await made.rig.settle()
-    made.rig.declare(thing("a"), thing("b"))
+    await delayed.runtime.wait_all_blocked()
+    delayed.runtime.declare(thing("a"), thing("b"))
     began = trio.current_time()
     await trio.sleep(2)
-    assert made.rig.script.ran == ["a"]
-    assert made.rig.host.pause_reason == PAUSED
+    assert delayed.runtime.script.ran == ["a"]
+    assert delayed.runtime.context.pause_reason == PAUSED
     assert lock.released is None
-    made.finish.set()
+    delayed.finish.set()
     await trio.sleep(1)
     assert lock.released is not None
     assert lock.released - began == pytest.approx(2, abs=0.1)
-    assert made.rig.script.ran == ["a"]
-    assert made.rig.lines("shutdown.announced", running=1, wait_s=4.0)
-    assert made.rig.lines("shutdown.drained")
+    assert delayed.runtime.script.ran == ["a"]
+    assert delayed.runtime.log_lines("shutdown.announced", running=1, wait_s=4.0)
+    assert delayed.runtime.log_lines("shutdown.drained")
     # No stage has been entered: a stop is yet to come.
-    assert not made.rig.host.stopping
+    assert not delayed.runtime.context.stopping
 
 
 async def test_an_idle_daemon_delays_nobody(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """Where nothing runs, the lock goes at once."""
     (lock,) = machine.held
     machine.say(coming=True)
     began = trio.current_time()
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     assert lock.released == began
 
 
 async def test_a_run_that_was_handed_out_counts(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """The lock is kept for a run that has not taken its first step yet."""
     (lock,) = machine.held
-    made.rig.host.queue._ring.running += 1
+    delayed.runtime.context.queue._ring.running += 1
     machine.say(coming=True)
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     assert lock.released is None
-    made.rig.host.queue._ring.running -= 1
+    delayed.runtime.context.queue._ring.running -= 1
     await trio.sleep(1)
     assert lock.released is not None
 
 
 @pytest.mark.parametrize(("delay", "wait"), [(5.0, 4.0), (30.0, 10.0)])
 async def test_time_is_up(
-    made: Household, machine: Machine, delay: float, wait: float, autojump_clock: MockClock
+    delayed: Household, machine: Machine, delay: float, wait: float, autojump_clock: MockClock
 ) -> None:
     """What outlasts the drain, or logind's patience, is named, and the lock goes all the same."""
     machine.delay = delay
-    await made.run_a()
+    await delayed.run_a()
     (lock,) = machine.held
     machine.say(coming=True)
     began = trio.current_time()
     await trio.sleep(60)
     assert lock.released == began + wait
-    assert made.rig.lines("shutdown.overran", running=["reconcile c/a"], count=1)
+    assert delayed.runtime.log_lines("shutdown.overran", running=["reconcile c/a"], count=1)
     # It goes on: nothing of it is cancelled before the stop.
-    made.finish.set()
-    await made.rig.settle()
-    assert made.rig.host.queue.running == 0
-    assert made.rig.lines("reconcile.interrupted") == []
+    delayed.finish.set()
+    await delayed.runtime.wait_all_blocked()
+    assert delayed.runtime.context.queue.running == 0
+    assert delayed.runtime.log_lines("reconcile.interrupted") == []
 
 
-async def test_called_off(made: Household, machine: Machine, autojump_clock: MockClock) -> None:
+async def test_called_off(delayed: Household, machine: Machine, autojump_clock: MockClock) -> None:
     """A shutdown that is called off: keys are handed out again, and the lock is taken again."""
-    await made.run_a()
+    await delayed.run_a()
     machine.say(coming=True)
     await trio.sleep(2)
-    made.rig.declare(thing("a"), thing("b"))
-    made.finish.set()
+    delayed.runtime.declare(thing("a"), thing("b"))
+    delayed.finish.set()
     await trio.sleep(2)
     assert machine.held == []
     machine.say(coming=False)
-    await made.rig.settle()
-    assert made.rig.script.ran == ["a", "b"]
-    assert made.rig.host.pause_reason == ""
+    await delayed.runtime.wait_all_blocked()
+    assert delayed.runtime.script.ran == ["a", "b"]
+    assert delayed.runtime.context.pause_reason == ""
     assert len(machine.held) == 1
-    assert len(made.rig.lines("shutdown.called_off")) == 1
+    assert len(delayed.runtime.log_lines("shutdown.called_off")) == 1
     machine.say(coming=True)
-    await made.rig.settle()
-    assert made.rig.host.pause_reason
-    assert len(made.rig.lines("shutdown.announced")) == 2
+    await delayed.runtime.wait_all_blocked()
+    assert delayed.runtime.context.pause_reason
+    assert len(delayed.runtime.log_lines("shutdown.announced")) == 2
 
 
 async def test_called_off_during_the_wait(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """Called off while runs are waited for: the lock that is there is kept."""
-    await made.run_a()
+    await delayed.run_a()
     machine.say(coming=True)
     await trio.sleep(2)
     machine.say(coming=False)
     await trio.sleep(60)
     assert [lock.released for lock in machine.locks] == [None]
-    assert not made.rig.host.pause_reason
+    assert not delayed.runtime.context.pause_reason
 
 
 async def test_announced_again_is_told_once(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """More signals about one shutdown neither tell it again nor give what runs more time."""
-    await made.run_a()
+    await delayed.run_a()
     (lock,) = machine.held
     machine.say(coming=True)
     began = trio.current_time()
     for _ in range(6):
         await trio.sleep(1)
         machine.say(coming=True)
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     assert lock.released == began + 4
-    assert len(made.rig.lines("shutdown.announced")) == 1
+    assert len(delayed.runtime.log_lines("shutdown.announced")) == 1
 
 
 async def test_a_stop_in_the_pause_is_a_stop_as_always(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """SIGTERM during the pause begins a stop, at whose end nothing is left of either."""
-    await made.run_a()
-    made.rig.declare(thing("a", 2), thing("b"))
+    await delayed.run_a()
+    delayed.runtime.declare(thing("a", 2), thing("b"))
     machine.say(coming=True)
     await trio.sleep(1)
-    await made.rig.signal()
-    made.finish.set()
-    await made.rig.controller.ended.wait()
-    assert made.rig.script.ran[:1] == ["a"]
-    assert made.rig.lines("shutdown.called_off") == []
+    await delayed.runtime.signal()
+    delayed.finish.set()
+    await delayed.runtime.controller.ended.wait()
+    assert delayed.runtime.script.ran[:1] == ["a"]
+    assert delayed.runtime.log_lines("shutdown.called_off") == []
     machine.say(coming=False)
-    await made.rig.settle()
-    assert len(made.rig.script.ran) == made.rig.script.ran.count("a") + 1
-    assert made.rig.host.queue.running == 0
+    await delayed.runtime.wait_all_blocked()
+    assert len(delayed.runtime.script.ran) == delayed.runtime.script.ran.count("a") + 1
+    assert delayed.runtime.context.queue.running == 0
 
 
 async def test_a_pause_is_not_hot(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """A key that becomes due in a pause waits for its end, and the dispatcher sleeps meanwhile."""
-    made.rig.declare(thing("b"))
-    await made.rig.settle()
+    delayed.runtime.declare(thing("b"))
+    await delayed.runtime.wait_all_blocked()
     now = trio.current_time()
-    made.rig.controller.lane.add_at(key("b"), now + 5, now, "later")
+    delayed.runtime.controller.lane.add_at(key("b"), now + 5, now, "later")
     machine.say(coming=True)
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     asked = 0
     hand_out = Dispatcher._hand_out
 
@@ -344,8 +349,8 @@ async def test_a_pause_is_not_hot(
     await trio.sleep(60)
     assert asked <= 1
     machine.say(coming=False)
-    await made.rig.settle()
-    assert made.rig.script.ran == ["b", "b"]
+    await delayed.runtime.wait_all_blocked()
+    assert delayed.runtime.script.ran == ["b", "b"]
 
 
 @pytest.mark.parametrize("managed", [False, True])
@@ -355,24 +360,24 @@ async def test_only_a_managed_daemon_delays(
     """A daemon without a service manager, as in a terminal, asks for no lock."""
     served: list[str] = []
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")} if managed else {}
-    async with rig(tmp_path, Script()) as made:
-        commands: Any = SimpleNamespace(dispatcher=made.dispatcher, reloader=SimpleNamespace())
+    async with run_one_controller(tmp_path, ScriptedReconciler()) as delayed:
+        commands: Any = SimpleNamespace(dispatcher=delayed.dispatcher, reloader=SimpleNamespace())
         outside = Integrations.from_environ(environ)
-        outside.begin(made.host, commands, lambda name, *_: served.append(name))
+        outside.begin(delayed.context, commands, lambda name, *_: served.append(name))
         assert ("shutdown lock" in served) is managed
         if outside.notifier._socket is not None:
             outside.notifier._socket.close()
 
 
 async def test_its_end_lets_go(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """With the daemon's services the lock ends, whatever it waits for."""
-    await made.run_a()
+    await delayed.run_a()
     machine.say(coming=True)
-    await made.rig.settle()
-    made.service.cancel(reason="work has ended")
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
+    delayed.service.cancel(reason="work has ended")
+    await delayed.runtime.wait_all_blocked()
     assert machine.held == []
     assert machine.lives[-1].closed
 
@@ -381,18 +386,18 @@ async def test_its_end_lets_go(
 
 
 async def test_a_lost_connection_comes_back(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """A bus that restarts is told once; the lock ends with it and is taken again in a second."""
     (lock,) = machine.held
     machine.restart_bus()
     began = trio.current_time()
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     assert lock.released == began
     assert machine.lives[0].closed
     await trio.sleep(1.1)
     assert len(machine.held) == 1
-    assert len(made.rig.lines("shutdown.lock_missing", level="warning")) == 1
+    assert len(delayed.runtime.log_lines("shutdown.lock_missing", level="warning")) == 1
 
 
 async def test_no_bus_is_no_warning(
@@ -400,9 +405,9 @@ async def test_no_bus_is_no_warning(
 ) -> None:
     """Without a system bus, as in a container: one line at info, and a try now and then."""
     machine.unreachable = FileNotFoundError("this machine has no system bus")
-    async with household(tmp_path) as made:
+    async with household(tmp_path) as delayed:
         await trio.sleep(HOUR)
-        (line,) = made.rig.lines("shutdown.lock_missing")
+        (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
         assert line["level"] == "info"
         assert 12 <= len(machine.tries) <= 48 + 10
         machine.unreachable = None
@@ -415,20 +420,20 @@ async def test_a_refusal_is_told_once(
 ) -> None:
     """Without polkit the refusal is one warning, and the lock is there once it is allowed."""
     machine.refusal = LogindUnreachable("Inhibit is refused: install polkit")
-    async with household(tmp_path) as made:
+    async with household(tmp_path) as delayed:
         await trio.sleep(HOUR)
-        (line,) = made.rig.lines("shutdown.lock_missing")
+        (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
         assert line["level"] == "warning"
         assert "install polkit" in line["reason"]
         assert all(life.closed for life in machine.lives)
         machine.refusal = None
         await trio.sleep(301)
         assert len(machine.held) == 1
-        assert len(made.rig.lines("shutdown.lock_held")) == 1
+        assert len(delayed.runtime.log_lines("shutdown.lock_held")) == 1
         # Held and lost again: that is news.
         machine.restart_bus()
-        await made.rig.settle()
-        assert len(made.rig.lines("shutdown.lock_missing")) == 2
+        await delayed.runtime.wait_all_blocked()
+        assert len(delayed.runtime.log_lines("shutdown.lock_missing")) == 2
 
 
 @pytest.mark.parametrize(
@@ -436,12 +441,12 @@ async def test_a_refusal_is_told_once(
     [ValueError("no message"), IndexError(), ExceptionGroup("", [OSError(5, "x")]), ImportError()],
 )
 async def test_no_error_harms_the_daemon(
-    made: Household, machine: Machine, error: Exception, autojump_clock: MockClock
+    delayed: Household, machine: Machine, error: Exception, autojump_clock: MockClock
 ) -> None:
     """Whatever fails on the way to logind, it is told with a reason, and tried again."""
     machine.restart_bus(error)
-    await made.rig.settle()
-    (line,) = made.rig.lines("shutdown.lock_missing")
+    await delayed.runtime.wait_all_blocked()
+    (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
     assert line["reason"]
     await trio.sleep(1.1)
     assert len(machine.held) == 1
@@ -452,50 +457,50 @@ async def test_an_announcement_that_was_missed(
 ) -> None:
     """A connection that is made during a shutdown pauses, and asks for no lock."""
     machine.coming = True
-    async with household(tmp_path) as made:
-        assert made.rig.host.pause_reason == PAUSED
-        assert made.rig.lines("shutdown.announced", wait_s=0.0)
+    async with household(tmp_path) as delayed:
+        assert delayed.runtime.context.pause_reason == PAUSED
+        assert delayed.runtime.log_lines("shutdown.announced", wait_s=0.0)
         assert machine.locks == []
 
 
 async def test_a_pause_outlives_the_connection(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """The bus may end before the daemon does: no run begins because of that."""
     machine.say(coming=True)
     await trio.sleep(PAUSE_TIMEOUT + 10)
     machine.unreachable = LogindUnreachable("refused")
     machine.restart_bus()
-    made.rig.wish("b")
+    delayed.runtime.enqueue("b")
     await trio.sleep(PAUSE_TIMEOUT - 10)
-    assert made.rig.host.pause_reason
-    assert made.rig.script.ran == []
-    assert made.rig.lines("shutdown.lock_missing") == []
+    assert delayed.runtime.context.pause_reason
+    assert delayed.runtime.script.ran == []
+    assert delayed.runtime.log_lines("shutdown.lock_missing") == []
 
 
 async def test_a_pause_that_nobody_can_end_ends(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """Where nobody says for two minutes whether a shutdown still comes, work goes on."""
     machine.say(coming=True)
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     machine.unreachable = LogindUnreachable("refused")
     machine.restart_bus()
-    made.rig.declare(thing("b"))
+    delayed.runtime.declare(thing("b"))
     await trio.sleep(PAUSE_TIMEOUT + 10)
-    assert made.rig.script.ran == ["b"]
-    assert made.rig.lines("shutdown.called_off")
+    assert delayed.runtime.script.ran == ["b"]
+    assert delayed.runtime.log_lines("shutdown.called_off")
 
 
 async def test_a_new_connection_tells_that_it_was_called_off(
-    made: Household, machine: Machine, autojump_clock: MockClock
+    delayed: Household, machine: Machine, autojump_clock: MockClock
 ) -> None:
     """What logind forgot by its own end does not keep the daemon paused."""
     machine.say(coming=True)
-    await made.rig.settle()
+    await delayed.runtime.wait_all_blocked()
     machine.restart_bus()
     machine.coming = False
-    made.rig.declare(thing("b"))
+    delayed.runtime.declare(thing("b"))
     await trio.sleep(1.1)
-    assert made.rig.script.ran == ["b"]
+    assert delayed.runtime.script.ran == ["b"]
     assert len(machine.held) == 1

@@ -14,8 +14,15 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from one_controller import Rig, key, thing
-from restarts import Actor, consistent, ending_of, leave, operate, revived
+from one_controller import OneController, key, thing
+from restarts import (
+    RecoveringReconciler,
+    check_consistent,
+    ending_of,
+    leave_open_operation,
+    operation_act,
+    run_restarted,
+)
 from trio.testing import MockClock
 
 from reconciled.core.errors import RecordDamaged
@@ -94,99 +101,99 @@ async def test_its_key_waits_and_others_do_not(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A key whose program lives is not run, for whatever cause; its end queues the key."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     program = programs[identity] = Program(left=3600.0)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 2), thing("b"))
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 2), thing("b"))
         for priority in Priority:
-            made.wish("a", priority=priority)
-            await made.settle()
+            runtime.enqueue("a", priority=priority)
+            await runtime.wait_all_blocked()
         await trio.sleep(600)
-        assert script.of("a") == []
-        assert script.of("b") == ["reconcile"]
-        assert key("a") in made.host.adoptions
-        record = made.host.operations.journal.find_by_key(key("a"))
+        assert script.calls_for("a") == []
+        assert script.calls_for("b") == ["reconcile"]
+        assert key("a") in runtime.context.adoptions
+        record = runtime.context.operations.journal.find_by_key(key("a"))
         assert record is not None
         # Waiting counts nothing.
         assert (record.attempt, record.recoveries) == (1, 0)
         program.end()
-        await made.settle()
-        assert script.of("a") == ["observe", "recover", "reconcile", "reconcile"]
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover", "reconcile", "reconcile"]
         assert [request.spec.value for request in script.requests if request.name == "a"] == [1, 2]
         assert program.ended_by_us == []
         assert program.closed == 1
-        assert key("a") not in made.host.adoptions
-        consistent(made)
+        assert key("a") not in runtime.context.adoptions
+        check_consistent(runtime)
 
 
 async def test_it_holds_no_slot(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """With as many programs as slots, other keys run all the same."""
-    script = Actor()
+    script = RecoveringReconciler()
     for name in ("a", "c"):
-        programs[await leave(tmp_path, name=name)] = Program(left=3600.0)
-    async with revived(tmp_path, script, concurrency=1) as made:
-        made.declare(thing("a"), thing("b"), thing("c"), thing("d"))
-        await made.settle()
+        programs[await leave_open_operation(tmp_path, name=name)] = Program(left=3600.0)
+    async with run_restarted(tmp_path, script, concurrency=1) as runtime:
+        runtime.declare(thing("a"), thing("b"), thing("c"), thing("d"))
+        await runtime.wait_all_blocked()
         assert sorted(script.ran) == ["b", "d"]
-        assert made.host.queue.running == 0
+        assert runtime.context.queue.running == 0
 
 
 async def test_an_ordinary_one_is_ended_at_once(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A program that was not critical is ended at once; then its key is recovered."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     program = programs[identity] = Program()
-    async with revived(tmp_path, script) as made:
+    async with run_restarted(tmp_path, script) as runtime:
         began = trio.current_time()
-        await made.settle()
+        await runtime.wait_all_blocked()
         assert program.ended_by_us == [began]
-        assert script.asked == []
+        assert script.calls == []
         await trio.sleep(5)
-        assert script.of("a") == ["observe", "recover", "reconcile"]
-        assert await ending_of(made, identity) is Ending.COMPLETED
+        assert script.calls_for("a") == ["observe", "recover", "reconcile"]
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
 async def test_its_budget_is_what_was_left(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A critical one has what is left of its own budget, and is ended then; that is told."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(left=20.0)
-    async with revived(tmp_path, script) as made:
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(left=20.0)
+    async with run_restarted(tmp_path, script) as runtime:
         began = trio.current_time()
         await trio.sleep(19.9)
         assert program.ended_by_us == []
         await trio.sleep(5)
         assert program.ended_by_us == [began + 20.0]
-        (line,) = made.lines("program.overran")
+        (line,) = runtime.log_lines("program.overran")
         assert "its own budget" in line["reason"]
-        assert script.of("a") == ["observe", "recover", "reconcile"]
+        assert script.calls_for("a") == ["observe", "recover", "reconcile"]
 
 
 async def test_a_stop_counts_it_as_critical(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A stop waits for it as for critical work, and is over when it is."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(left=50.0)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        await made.signal()
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(left=50.0)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        await runtime.signal()
         await trio.sleep(30)
-        (work,) = made.host.stop.all_works()
+        (work,) = runtime.context.stop.all_works()
         assert work.key == key("a")
         assert [section.name for section in work.sections] == ["apply"]
         program.end()
-        await made.settle()
-        assert list(made.host.stop.all_works()) == []
+        await runtime.wait_all_blocked()
+        assert list(runtime.context.stop.all_works()) == []
         assert program.ended_by_us == []
         # Its outcome is the next start's: none runs after the instant (invariant 2).
-        assert script.asked == []
+        assert script.calls == []
         assert program.closed == 1
 
 
@@ -194,66 +201,66 @@ async def test_a_stop_cuts_what_outlasts_it(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """In a stop it has what is left of its budget, and no more than stop.critical; then it ends."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(left=3600.0)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(left=3600.0)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         began = trio.current_time()
-        await made.signal()
+        await runtime.signal()
         await trio.sleep(200)
         (ended,) = program.ended_by_us
-        limits = made.host.stop.limits
+        limits = runtime.context.stop.limits
         assert ended - began <= limits.drain + limits.critical
-        assert list(made.host.stop.all_works()) == []
-        assert made.left == []
+        assert list(runtime.context.stop.all_works()) == []
+        assert runtime.stragglers == []
 
 
 async def test_it_is_adopted_once(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """Asked again, as a reload does, the same program has one who waits for it."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(left=100.0)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        enqueue_open_operations(made.controller, trio.current_time())
-        await made.settle()
-        assert len(list(made.host.stop.all_works())) == 1
-        assert len(made.lines("program.adopted")) == 1
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        enqueue_open_operations(runtime.controller, trio.current_time())
+        await runtime.wait_all_blocked()
+        assert len(list(runtime.context.stop.all_works())) == 1
+        assert len(runtime.log_lines("program.adopted")) == 1
         program.end()
-        await made.settle()
-        assert script.of("a") == ["observe", "recover", "reconcile"]
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover", "reconcile"]
 
 
 async def test_the_dead_are_not_waited_for(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A program that is gone delays nothing, and its descriptors are let go."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(left=100.0, lives=False)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert script.of("a") == ["observe", "recover", "reconcile"]
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0, lives=False)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover", "reconcile"]
         assert program.closed == 1
-        assert made.lines("program.adopted") == []
+        assert runtime.log_lines("program.adopted") == []
 
 
 async def test_nothing_races_what_does_not_die(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A program that cannot be ended keeps its key from being recovered, and is named."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(dies=False)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(dies=False)
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
         await trio.sleep(600)
-        assert script.of("a") == []
-        assert script.of("b") == ["reconcile"]
-        (line,) = made.lines("program.stuck")
+        assert script.calls_for("a") == []
+        assert script.calls_for("b") == ["reconcile"]
+        (line,) = runtime.log_lines("program.stuck")
         assert (line["key"], line["pid"]) == (key("a"), 4)
         program.end()
-        await made.settle()
-        assert script.of("a") == ["observe", "recover", "reconcile", "reconcile"]
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover", "reconcile", "reconcile"]
 
 
 @pytest.mark.parametrize("error", [RecordDamaged("it is no record"), OSError(5, "I/O")])
@@ -266,21 +273,21 @@ async def test_a_damaged_record_harms_its_key_alone(
     when: str,
 ) -> None:
     """Records that cannot be read are named; the daemon and other keys go on (invariant 12)."""
-    script = Actor()
-    program = programs[await leave(tmp_path)] = Program(left=100.0)
+    script = RecoveringReconciler()
+    program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0)
     program.lost = error if when == "found" else None
     program.broken = error
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
         program.end()
-        await made.settle()
-        (line,) = made.lines("program.unreadable")
+        await runtime.wait_all_blocked()
+        (line,) = runtime.log_lines("program.unreadable")
         assert str(error) in line["reason"]
         assert program.closed == (when == "ended")
-        assert made.host.stop.stage.name == "RUNNING"
-        assert script.of("b") == ["reconcile"]
-        assert key("a") not in made.host.adoptions
+        assert runtime.context.stop.stage.name == "RUNNING"
+        assert script.calls_for("b") == ["reconcile"]
+        assert key("a") not in runtime.context.adoptions
 
 
 # -- with records on the disk, and a real program -----------------------------
@@ -297,9 +304,9 @@ def record(tmp_path: Path, identity: str, program: Identity, **fields: Any) -> P
     return directory
 
 
-def held(made: Rig) -> str:
+def held(runtime: OneController) -> str:
     """Why the key is held."""
-    open_ = made.host.operations.journal.find_by_key(key("a"))
+    open_ = runtime.context.operations.journal.find_by_key(key("a"))
     assert open_ is not None
     assert open_.hold is not None
     return open_.hold.reason
@@ -310,59 +317,59 @@ async def test_damage_on_the_disk_holds_the_key(
     tmp_path: Path, autojump_clock: MockClock, file: str
 ) -> None:
     """From a record that cannot be read nothing is concluded: held; the start goes on."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     directory = record(tmp_path, identity, Identity(2**22 + 1, 7))
     (directory / file).write_text("{")
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
-        assert "how its program ended cannot be told" in held(made)
-        assert script.of("a") == []
-        assert script.of("b") == ["reconcile"]
-        consistent(made)
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        assert "how its program ended cannot be told" in held(runtime)
+        assert script.calls_for("a") == []
+        assert script.calls_for("b") == ["reconcile"]
+        check_consistent(runtime)
 
 
 async def test_recover_is_shown_how_it_ended(tmp_path: Path, autojump_clock: MockClock) -> None:
     """What the small parent has recorded of a program's end is shown to recover()."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     directory = record(tmp_path, identity, Identity(2**22 + 1, 7))
     data = json.loads((directory / "child").read_text())
     del data["parent"]
     (directory / "end").write_text(json.dumps(data | {"code": 6, "signal": None, "at": 1.0}))
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         (view,) = script.interrupted
         assert (view.ended.action, view.ended.code, view.ended.signal) == ("apply", 6, None)
-        assert await ending_of(made, identity) is Ending.COMPLETED
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
 async def test_another_boot_has_no_survivors(tmp_path: Path, autojump_clock: MockClock) -> None:
     """After a reboot there is nobody to wait for, whoever has the number now."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     mine = find_process(os.getpid())
     assert mine is not None
     record(tmp_path, identity, Identity(mine.pid, mine.started), boot_id="another")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert script.of("a") == ["observe", "recover", "reconcile"]
-        assert made.lines("program.adopted") == []
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover", "reconcile"]
+        assert runtime.log_lines("program.adopted") == []
 
 
 async def test_the_attempt_is_fenced_before_any_code(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Programs of older attempts are refused their steps before code of the next one runs."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     directory = record(tmp_path, identity, Identity(2**22 + 1, 7))
     fenced: list[str] = []
-    script.on_ask = lambda _, __: fenced.append((directory / "attempt").read_text().strip())
-    script.acts["a"] = operate("one")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script.on_call = lambda _, __: fenced.append((directory / "attempt").read_text().strip())
+    script.acts["a"] = operation_act("one")
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         assert fenced == ["2", "2", "2"]
         assert (directory / "attempt").read_text().strip() == "closed"
 
@@ -378,15 +385,15 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.processes
 async def test_a_real_one_is_ended(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     """An ordinary program that lives is found by its record and ended; its key is recovered."""
-    script = Actor()
-    identity = await leave(tmp_path)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
     found = find_process(sleeper.pid)
     assert found is not None
     record(tmp_path, identity, Identity(found.pid, found.started))
     recovered = trio.Event()
-    script.on_ask = lambda what, _: recovered.set() if what == "reconcile" else None
-    async with revived(tmp_path, script) as made:
+    script.on_call = lambda what, _: recovered.set() if what == "reconcile" else None
+    async with run_restarted(tmp_path, script) as runtime:
         with trio.fail_after(20):
             await recovered.wait()
         assert sleeper.wait() == -signal.SIGTERM
-        assert made.lines("program.adopted")[0]["pid"] == sleeper.pid
+        assert runtime.log_lines("program.adopted")[0]["pid"] == sleeper.pid

@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from one_controller import Script, key, logs_to, plugin_of, rig, thing
+from one_controller import ScriptedReconciler, key, logs_to, plugin_of, run_one_controller, thing
 from trio.testing import MockClock
 
 from reconciled.api import Request, Result, after, done
@@ -109,7 +109,7 @@ class Round:
 
     def controller(self, name: str, stop: Stop) -> Controller:
         """A controller whose keys do work()."""
-        script = Script()
+        script = ScriptedReconciler()
         script.acts = {f"k{number}": self.work for number in range(50)}
         config = self.config.controllers[name]
         lane = self.host.queue.lane(name, config.concurrency, Backoff())
@@ -206,22 +206,22 @@ def test_c05_nothing_starts_after_the_instant(config: Config, batch: range) -> N
     logs = logs_to(Path(os.devnull))
     started = 0
     for seed in batch:
-        made = Round(config, logs, random.Random(seed))
+        one_round = Round(config, logs, random.Random(seed))
         make_scheduling_repeatable(seed)
         try:
-            trio.run(partial(made.main, adds=ADDS), clock=MockClock(autojump_threshold=0))
+            trio.run(partial(one_round.main, adds=ADDS), clock=MockClock(autojump_threshold=0))
         except BaseException as error:  # noqa: ASYNC103 - outside of any loop
             pytest.fail(f"C05_SEED={seed}: {error!r} {getattr(error, 'exceptions', '')}")
-        assert made.late == [], f"C05_SEED={seed}: started after the instant"
-        queue = made.host.queue
+        assert one_round.late == [], f"C05_SEED={seed}: started after the instant"
+        queue = one_round.host.queue
         assert queue.running == 0
         # Whatever was wanted and not served is known, and comes back with the next full read.
-        assert made.host.stop_recorder.not_served <= queue.unserved().waiting
+        assert one_round.host.stop_recorder.not_served <= queue.unserved().waiting
         refused = sum(lane.counters.refused for lane in queue)
         adds = sum(lane.counters.adds for lane in queue)
         assert adds + refused >= ADDS
-        started += made.starts
-        assert not [name for name, most in made.most.items() if "/" in name and most > 1]
+        started += one_round.starts
+        assert not [name for name, most in one_round.most.items() if "/" in name and most > 1]
     print(f"{started} runs in {len(batch)} rounds")
     assert started > len(batch)
 
@@ -237,22 +237,22 @@ def make_scheduling_repeatable(seed: int) -> None:
 @pytest.mark.parametrize("limit", [1, 6, 100])
 def test_limits_are_reached_and_kept(config: Config, limit: int) -> None:
     """As many runs at once as both limits allow, and never one more; no key twice at once."""
-    made = Round(config, logs_to(Path(os.devnull)), random.Random(3), limit)
+    one_round = Round(config, logs_to(Path(os.devnull)), random.Random(3), limit)
     make_scheduling_repeatable(3)
-    trio.run(partial(made.main, adds=3000), clock=MockClock(autojump_threshold=0))
-    assert made.most["all"] == min(limit, 14)
-    assert made.most["a"] == min(limit, 2)
-    assert made.most["b"] == min(limit, 4)
+    trio.run(partial(one_round.main, adds=3000), clock=MockClock(autojump_threshold=0))
+    assert one_round.most["all"] == min(limit, 14)
+    assert one_round.most["a"] == min(limit, 2)
+    assert one_round.most["b"] == min(limit, 4)
     # The others leave it less of the common limit.
-    assert made.most["c"] == 8 if limit == 100 else made.most["c"] <= min(limit, 8)
-    assert not [name for name, most in made.most.items() if "/" in name and most > 1]
+    assert one_round.most["c"] == 8 if limit == 100 else one_round.most["c"] <= min(limit, 8)
+    assert not [name for name, most in one_round.most.items() if "/" in name and most > 1]
 
 
 async def test_a_delayed_key_wakes_the_dispatcher(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A key runs when it is due, with nothing else going on, and also if it is due earlier."""
-    script = Script()
+    script = ScriptedReconciler()
     times: list[float] = []
 
     async def act(request: Any) -> Result:
@@ -260,11 +260,11 @@ async def test_a_delayed_key_wakes_the_dispatcher(
         return done()
 
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
+    async with run_one_controller(tmp_path, script) as runtime:
         began = trio.current_time()
-        made.declare(thing("a"))
-        await made.settle()
-        lane = made.controller.lane
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        lane = runtime.controller.lane
         lane.add_at(key("a"), began + 600, began, "later")
         await trio.sleep(100)
         lane.add_at(key("a"), began + 300, trio.current_time(), "sooner")
@@ -276,52 +276,52 @@ async def test_between_hand_out_and_first_step_the_instant_counts(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A run that was handed out when the signal came does not begin, and is not lost."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        made.wish("a")
-        made.dispatcher._hand_out()
-        made.host.signals.stop_requested_at = 0.0
-        await made.settle()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        runtime.enqueue("a")
+        runtime.dispatcher._hand_out()
+        runtime.context.signals.stop_requested_at = 0.0
+        await runtime.wait_all_blocked()
         assert script.ran == ["a"]
-        assert made.standing("a") == "waiting"
-        assert made.lines("reconcile.interrupted") == []
-        made.dispatcher._hand_out()
-        assert made.host.queue.running == 0
+        assert runtime.queue_state("a") == "waiting"
+        assert runtime.log_lines("reconcile.interrupted") == []
+        runtime.dispatcher._hand_out()
+        assert runtime.context.queue.running == 0
 
 
 async def test_keys_that_were_not_served_are_counted(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Waiting keys and causes that came during a run are counted at the stop; delayed ones not."""
-    script = Script()
+    script = ScriptedReconciler()
 
     async def slow(_: Any) -> Result:
         await trio.sleep(2)
         return done()
 
     script.acts["a"] = slow
-    async with rig(tmp_path, script, concurrency=1) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        made.declare(thing("a", 2), thing("b"), thing("c"))
-        made.controller.lane.add_at(key("d"), 1e9, trio.current_time(), "some day")
-        await made.signal()
-        await made.controller.ended.wait()
+    async with run_one_controller(tmp_path, script, concurrency=1) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("a", 2), thing("b"), thing("c"))
+        runtime.controller.lane.add_at(key("d"), 1e9, trio.current_time(), "some day")
+        await runtime.signal()
+        await runtime.controller.ended.wait()
         assert script.ran == ["a"]
-        assert made.host.stop_recorder.not_served == 3
+        assert runtime.context.stop_recorder.not_served == 3
 
 
 async def test_a_key_without_a_controller_is_given_back(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A key whose controller has left at a reload holds no slot."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
         gone: dict[str, Controller] = {}
-        dispatcher = Dispatcher(made.host, lambda: gone)
-        made.wish("a", "b")
+        dispatcher = Dispatcher(runtime.context, lambda: gone)
+        runtime.enqueue("a", "b")
         dispatcher._hand_out()
-        assert made.host.queue.running == 0
+        assert runtime.context.queue.running == 0
         assert script.ran == []

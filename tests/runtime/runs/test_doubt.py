@@ -15,17 +15,17 @@ from restarts import (
     DIFFERENT,
     STEPS,
     UNKNOWN,
-    Actor,
-    Undoing,
-    consistent,
-    earlier,
+    RecoveringReconciler,
+    UndoingReconciler,
+    check_consistent,
     ending_of,
-    leave,
+    in_earlier_run,
+    leave_open_operation,
     open_record,
-    operate,
-    own,
-    read_only,
-    revived,
+    operation_act,
+    record_earlier_apply,
+    run_restarted,
+    set_read_only,
 )
 from trio.testing import MockClock
 
@@ -41,105 +41,105 @@ from reconciled.journal.sqlite.store import Store
 
 async def test_without_its_intent_nothing_starts(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Where no intent can be written it does not start: a retry; others go on; it returns."""
-    script = Actor()
-    await own(tmp_path, "b", 0)
+    script = RecoveringReconciler()
+    await record_earlier_apply(tmp_path, "b", 0)
     seen: list[Any] = []
-    script.acts["a"] = operate("one", seen=seen)
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
-        read_only(made, on=True)
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
+    script.acts["a"] = operation_act("one", seen=seen)
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        set_read_only(runtime, on=True)
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
         assert seen == []
-        assert made.standing("a") == "retrying"
-        (line,) = made.lines("reconcile.failed", key=key("a"))
+        assert runtime.queue_state("a") == "retrying"
+        (line,) = runtime.log_lines("reconcile.failed", key=key("a"))
         assert "NotJournaled: the store could not be written" in line["reason"]
-        consistent(made)
-        made.wish("b")
-        await made.settle()
-        assert script.of("b") == ["reconcile"] * 2
-        assert made.failures("b") == 0
-        read_only(made, on=False)
+        check_consistent(runtime)
+        runtime.enqueue("b")
+        await runtime.wait_all_blocked()
+        assert script.calls_for("b") == ["reconcile"] * 2
+        assert runtime.failures("b") == 0
+        set_read_only(runtime, on=False)
         await trio.sleep(60)
         assert seen[0][1:] == (1, 0)
         assert seen[1:] == ["new one"]
-        assert await ending_of(made, seen[0][0]) is Ending.DONE
-        consistent(made)
+        assert await ending_of(runtime, seen[0][0]) is Ending.DONE
+        check_consistent(runtime)
 
 
 async def test_no_recovery_runs_that_cannot_be_counted(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """While the count cannot be written no code of a recovery runs; then it goes on."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    async with revived(tmp_path, script) as made:
-        read_only(made, on=True)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
+    async with run_restarted(tmp_path, script) as runtime:
+        set_read_only(runtime, on=True)
         await trio.sleep(30)
-        assert script.asked == []
-        read_only(made, on=False)
+        assert script.calls == []
+        set_read_only(runtime, on=False)
         await trio.sleep(30)
-        assert await ending_of(made, identity) is Ending.COMPLETED
-        consistent(made)
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
+        check_consistent(runtime)
 
 
 async def test_nothing_runs_before_the_outcome_is_durable(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An operation that is over blocks its key until that is written, and is not recovered."""
-    script = Actor()
+    script = RecoveringReconciler()
     seen: list[str] = []
 
     async def act(request: Any) -> Result:
         async with request.operation("apply") as operation:
             seen.append(operation.id)
-            read_only(made, on=len(seen) == 1)
+            set_read_only(runtime, on=len(seen) == 1)
         return done()
 
     script.acts["a"] = act
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
         await trio.sleep(60)
-        assert script.of("a") == ["reconcile"]
-        assert made.standing("a") == "retrying"
-        assert [record.id for record in made.host.operations.journal.pending] == seen
-        made.wish("a")
-        await made.settle()
-        assert script.of("a") == ["reconcile"]
-        assert "not durable yet" in made.controller.statuses[key("a")].reason
-        read_only(made, on=False)
+        assert script.calls_for("a") == ["reconcile"]
+        assert runtime.queue_state("a") == "retrying"
+        assert [record.id for record in runtime.context.operations.journal.pending] == seen
+        runtime.enqueue("a")
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["reconcile"]
+        assert "not durable yet" in runtime.controller.statuses[key("a")].reason
+        set_read_only(runtime, on=False)
         await trio.sleep(300)
-        assert await ending_of(made, seen[0]) is Ending.DONE
+        assert await ending_of(runtime, seen[0]) is Ending.DONE
         # It could not be remembered as applied: the key has a run more, in a new operation.
-        assert script.of("a") == ["reconcile"] * 2
-        assert "recover" not in script.of("a")
-        consistent(made)
+        assert script.calls_for("a") == ["reconcile"] * 2
+        assert "recover" not in script.calls_for("a")
+        check_consistent(runtime)
 
 
 async def test_an_undo_that_cannot_be_journaled_is_a_retry(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Where the undoing cannot be noted nothing is undone, and the undone one is open as before."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
+    script = UndoingReconciler()
+    identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
 
     def on_ask(what: str, _: str) -> None:
         if what == "recover":
-            read_only(made, on=True)
+            set_read_only(runtime, on=True)
 
-    script.on_ask = on_ask
-    script.word = RollBack()
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script.on_call = on_ask
+    script.decision = RollBack()
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         assert script.undone == []
-        assert open_record(made).id == identity
-        assert made.standing("a") == "retrying"
-        script.on_ask = lambda _, __: None
-        read_only(made, on=False)
+        assert open_record(runtime).id == identity
+        assert runtime.queue_state("a") == "retrying"
+        script.on_call = lambda _, __: None
+        set_read_only(runtime, on=False)
         await trio.sleep(60)
-        assert await ending_of(made, identity) is Ending.ROLLED_BACK
-        consistent(made)
+        assert await ending_of(runtime, identity) is Ending.ROLLED_BACK
+        check_consistent(runtime)
 
 
 async def damage(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def damage(tmp_path: Path) -> None:
     async def act(store: Store, _: OperationJournal) -> None:
         store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
 
-    await earlier(tmp_path, act)
+    await in_earlier_run(tmp_path, act)
 
 
 @pytest.mark.parametrize(
@@ -159,31 +159,31 @@ async def test_after_damage_only_what_is_as_desired_runs(
     tmp_path: Path, autojump_clock: MockClock, look: Any, *, runs: bool
 ) -> None:
     """After a damaged store a key is held, with the way out, unless it is observed as desired."""
-    script = Actor()
+    script = RecoveringReconciler()
     await damage(tmp_path)
-    script.looks = [look]
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert script.of("a") == (["observe", "reconcile"] if runs else ["observe"])
-        status = made.controller.statuses[key("a")]
+    script.observations = [look]
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == (["observe", "reconcile"] if runs else ["observe"])
+        status = runtime.controller.statuses[key("a")]
         assert ("resolve --all --abandon" in status.reason) != runs
-        assert made.standing("a") == (None if runs else "terminal")
+        assert runtime.queue_state("a") == (None if runs else "terminal")
 
 
 async def test_after_damage_nothing_is_removed(tmp_path: Path, autojump_clock: MockClock) -> None:
     """After a damaged store no removal runs, until a person trusts it again."""
-    script = Actor()
-    await own(tmp_path)
+    script = RecoveringReconciler()
+    await record_earlier_apply(tmp_path)
     await damage(tmp_path)
-    script.looks = [AS_DESIRED]
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
+    script.observations = [AS_DESIRED]
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
         await trio.sleep(600)
-        assert made.controller.removing == {key("a")}
+        assert runtime.controller.removing == {key("a")}
         assert script.removals == []
-        assert made.host.store.all_keys() == {key("a"), key("b")}
-        await made.host.store.clear_degraded("eve", "I looked")
-        made.wish("a")
-        await made.settle()
+        assert runtime.context.store.all_keys() == {key("a"), key("b")}
+        await runtime.context.store.clear_degraded("eve", "I looked")
+        runtime.enqueue("a")
+        await runtime.wait_all_blocked()
         assert [request.name for request in script.removals] == ["a"]

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 import trio
-from one_controller import Script, key, rig, thing
+from one_controller import ScriptedReconciler, key, run_one_controller, thing
 from restarts import (
     AS_DESIRED,
     DIFFERENT,
     UNKNOWN,
-    Actor,
-    Undoing,
-    consistent,
+    RecoveringReconciler,
+    UndoingReconciler,
+    check_consistent,
+    closed_operation,
     ending_of,
-    held,
-    leave,
+    hold_of,
+    leave_open_operation,
     open_record,
-    operate,
-    past_of,
-    revived,
+    operation_act,
+    run_restarted,
 )
 from trio.testing import MockClock
 
@@ -56,8 +56,8 @@ async def test_recovery_comes_first_and_delays_nobody(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Recovery comes before any other work on its key and does not delay others (invariant 4)."""
-    script = Actor()
-    await leave(tmp_path)
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
     release = trio.Event()
 
     async def slow(_: Any) -> Result:
@@ -65,41 +65,41 @@ async def test_recovery_comes_first_and_delays_nobody(
         return done()
 
     script.acts["a"] = slow
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 2), thing("b"))
-        made.wish("a", "b", priority=Priority.ASKED)
-        await made.settle()
-        assert script.of("a") == ["observe", "recover", "reconcile"]
-        assert script.of("b") == ["reconcile"]
-        assert made.standing("b") is None
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 2), thing("b"))
+        runtime.enqueue("a", "b", priority=Priority.ASKED)
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover", "reconcile"]
+        assert script.calls_for("b") == ["reconcile"]
+        assert runtime.queue_state("b") is None
         assert [request.spec.value for request in script.requests if request.name == "a"] == [1]
         release.set()
-        await made.settle()
+        await runtime.wait_all_blocked()
         values = [request.spec.value for request in script.requests if request.name == "a"]
         assert values == [1, 2]
-        consistent(made)
+        check_consistent(runtime)
 
 
 async def test_the_attempt_is_counted_before_any_code(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """The attempt is on the disk before observe, recover or reconcile runs (invariant 5)."""
-    script = Actor()
-    await leave(tmp_path)
-    script.looks = [DIFFERENT]
-    script.acts["a"] = operate("one")
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.observations = [DIFFERENT]
+    script.acts["a"] = operation_act("one")
     counted: list[tuple[str, int, int, int]] = []
-    async with revived(tmp_path, script) as made:
+    async with run_restarted(tmp_path, script) as runtime:
 
         def on_ask(what: str, _: str) -> None:
             counted.extend(
                 (what, record.attempt, record.recoveries, record.epoch)
-                for record in made.host.store.open_operations()
+                for record in runtime.context.store.open_operations()
             )
 
-        script.on_ask = on_ask
-        await made.settle()
-        epoch = made.host.store.epoch
+        script.on_call = on_ask
+        await runtime.wait_all_blocked()
+        epoch = runtime.context.store.epoch
     assert counted == [(what, 2, 1, epoch) for what in ("observe", "recover", "reconcile")]
 
 
@@ -107,21 +107,21 @@ async def test_the_undo_is_counted_before_it_runs(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """undo() runs in an operation that is durable, and goes on in one that was counted."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=[("one", "idempotent", True, 1)])
+    script = UndoingReconciler()
+    identity = await leave_open_operation(tmp_path, steps=[("one", "idempotent", True, 1)])
     seen: list[tuple[str, int, int]] = []
     fails = [OSError(5, "busy")]
 
     async def taking_back(_: Any) -> None:
-        (record,) = made.host.store.open_operations()
+        (record,) = runtime.context.store.open_operations()
         seen.append((record.undoes, record.attempt, record.recoveries))
         if fails:
             raise fails.pop()
 
-    script.taking_back = taking_back
-    async with revived(tmp_path, script, policy="roll-back") as made:
+    script.undo_act = taking_back
+    async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
         await trio.sleep(10)
-        consistent(made)
+        check_consistent(runtime)
     assert seen == [(identity, 1, 0), (identity, 2, 1)]
 
 
@@ -133,40 +133,40 @@ async def test_the_pinned_spec_is_used(
     tmp_path: Path, autojump_clock: MockClock, declared: int | None
 ) -> None:
     """The spec of then is used, be it changed or gone; what is declared now runs afterwards."""
-    script = Actor()
-    identity = await leave(tmp_path, value=1)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, value=1)
     seen: list[Any] = []
-    script.acts["a"] = operate("one", seen=seen)
-    async with revived(tmp_path, script) as made:
-        made.declare(*([] if declared is None else [thing("a", declared)]))
-        await made.settle()
+    script.acts["a"] = operation_act("one", seen=seen)
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(*([] if declared is None else [thing("a", declared)]))
+        await runtime.wait_all_blocked()
         assert seen[:2] == [(identity, 2, 1), "new one"]
-        assert await ending_of(made, identity) is Ending.DONE
+        assert await ending_of(runtime, identity) is Ending.DONE
         if declared is None:
             assert seen[2:] == []
             assert [request.name for request in script.removals] == []
-            assert made.standing("a") is None
+            assert runtime.queue_state("a") is None
         else:
             assert seen[2][1:] == (1, 2)
             assert seen[2][0] != identity
-        consistent(made)
+        check_consistent(runtime)
 
 
 async def test_finished_steps_give_their_data(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A finished step does not run again and gives its data; one without a result runs again."""
-    script = Actor()
+    script = RecoveringReconciler()
     steps = [
         ("one", "pure", True, {"x": 1}),
         ("two", "once", True, 2),
         ("three", "idempotent", False, None),
     ]
-    identity = await leave(tmp_path, steps=steps)
+    identity = await leave_open_operation(tmp_path, steps=steps)
     seen: list[Any] = []
-    script.acts["a"] = operate("one:pure", "two:once", "three", "four", seen=seen)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script.acts["a"] = operation_act("one:pure", "two:once", "three", "four", seen=seen)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         assert seen == [(identity, 2, 1), {"x": 1}, 2, "new three", "new four"]
-        assert await ending_of(made, identity) is Ending.DONE
+        assert await ending_of(runtime, identity) is Ending.DONE
         interrupted = script.interrupted[0]
         assert [(step.name, step.done) for step in interrupted.steps] == [
             ("one", True),
@@ -177,29 +177,29 @@ async def test_finished_steps_give_their_data(tmp_path: Path, autojump_clock: Mo
 
 async def test_retry_forgets_its_steps(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Retry goes on in the same operation from its first step."""
-    script = Actor()
-    identity = await leave(tmp_path, steps=[("one", "idempotent", True, 1)])
-    script.word = Retry()
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, steps=[("one", "idempotent", True, 1)])
+    script.decision = Retry()
     seen: list[Any] = []
-    script.acts["a"] = operate("one", seen=seen)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script.acts["a"] = operation_act("one", seen=seen)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         assert seen == [(identity, 2, 1), "new one"]
-        assert await ending_of(made, identity) is Ending.DONE
+        assert await ending_of(runtime, identity) is Ending.DONE
 
 
 async def test_another_name_is_refused(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Re-entering with another name is refused, with both names; the operation stays as it was."""
-    script = Actor()
-    identity = await leave(tmp_path, operation="install")
-    script.acts["a"] = operate("one", name="upgrade")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        (line,) = made.lines("reconcile.failed")
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, operation="install")
+    script.acts["a"] = operation_act("one", name="upgrade")
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        (line,) = runtime.log_lines("reconcile.failed")
         assert "'install' has to be settled before 'upgrade'" in line["reason"]
-        assert open_record(made).id == identity
-        assert made.standing("a") == "retrying"
-        consistent(made)
+        assert open_record(runtime).id == identity
+        assert runtime.queue_state("a") == "retrying"
+        check_consistent(runtime)
 
 
 @pytest.mark.parametrize("again", ["apply", "other"])
@@ -207,7 +207,7 @@ async def test_one_operation_within_another_is_refused(
     tmp_path: Path, autojump_clock: MockClock, again: str
 ) -> None:
     """An operation inside of an open one is refused with its name; the outer one may go on."""
-    script = Script()
+    script = ScriptedReconciler()
     refused: list[str] = []
 
     async def act(request: Any) -> Result:
@@ -216,16 +216,16 @@ async def test_one_operation_within_another_is_refused(
                 async with request.operation(again):
                     pass
             refused.append(str(info.value))
-            assert open_record(made).id == outer.id
+            assert open_record(runtime).id == outer.id
         return done()
 
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
         assert "c/a has the open operation apply" in refused[0]
-        assert made.standing("a") is None
-        consistent(made)
+        assert runtime.queue_state("a") is None
+        check_consistent(runtime)
 
 
 # -- ONCE ------------------------------------------------------------------------
@@ -237,45 +237,47 @@ async def test_once_without_a_result_is_held(
     tmp_path: Path, autojump_clock: MockClock, policy: Any, look: Observation | None
 ) -> None:
     """Under no policy does a ONCE step run again that was started without a result."""
-    script = Actor()
-    identity = await leave(tmp_path, steps=ONCE_STARTED)
-    script.looks = [look]
-    async with revived(tmp_path, script, policy=policy) as made:
-        made.declare(thing("a", 2))
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, steps=ONCE_STARTED)
+    script.observations = [look]
+    async with run_restarted(tmp_path, script, policy=policy) as runtime:
+        runtime.declare(thing("a", 2))
         await trio.sleep(3600)
-        assert not held(made).by_cap
-        assert script.of("a") == ["observe", "recover"]
-        (line,) = made.lines("operation.held", operation=identity)
+        assert not hold_of(runtime).by_cap
+        assert script.calls_for("a") == ["observe", "recover"]
+        (line,) = runtime.log_lines("operation.held", operation=identity)
         assert any("--forward" in command for command in line["settle"])
 
 
 async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A person's forward runs the ONCE step once more, in the same operation, for one attempt."""
-    script = Actor()
-    identity = await leave(tmp_path, steps=ONCE_STARTED)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, steps=ONCE_STARTED)
     seen: list[Any] = []
-    script.acts["a"] = operate("pay:once", seen=seen, pay=ProgramFailed("it broke"))
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        held(made)
-        await made.host.operations.journal.resolve(identity, Resolution.FORWARD, "eve", "I looked")
-        made.wish("a")
-        await made.settle()
+    script.acts["a"] = operation_act("pay:once", seen=seen, pay=ProgramFailed("it broke"))
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        hold_of(runtime)
+        await runtime.context.operations.journal.resolve(
+            identity, Resolution.FORWARD, "eve", "I looked"
+        )
+        runtime.enqueue("a")
+        await runtime.wait_all_blocked()
         assert [each[1] for each in seen] == [3]
         # The word is used up: the step has no result once more.
         await trio.sleep(60)
         assert [each[1] for each in seen] == [3]
-        held(made)
+        hold_of(runtime)
 
 
 async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Retry where a ONCE step began, done or not, is a hold."""
-    script = Actor()
-    await leave(tmp_path, steps=ONCE_DONE)
-    script.word = Retry()
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "cannot begin again" in held(made).reason
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path, steps=ONCE_DONE)
+    script.decision = Retry()
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert "cannot begin again" in hold_of(runtime).reason
         assert script.ran == []
 
 
@@ -284,12 +286,12 @@ async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: M
 
 async def test_recover_that_raises_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
     """recover() that raises is a hold that says what it raised."""
-    script = Actor()
-    await leave(tmp_path)
-    script.word = KeyError("flavour")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "KeyError: 'flavour'" in held(made).reason
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.decision = KeyError("flavour")
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert "KeyError: 'flavour'" in hold_of(runtime).reason
         assert script.ran == []
 
 
@@ -303,24 +305,24 @@ async def test_recover_that_gives_no_decision_is_held(
     tmp_path: Path, autojump_clock: MockClock, word: Any
 ) -> None:
     """What is no decision is a hold that shows it: nothing is guessed from it."""
-    script = Undoing()
-    await leave(tmp_path)
-    script.word = word
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "recover() failed: it returned" in held(made).reason
-        assert script.of("a") == ["observe", "recover"]
+    script = UndoingReconciler()
+    await leave_open_operation(tmp_path)
+    script.decision = word
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert "recover() failed: it returned" in hold_of(runtime).reason
+        assert script.calls_for("a") == ["observe", "recover"]
 
 
 async def test_a_coroutine_is_no_decision(tmp_path: Path, autojump_clock: MockClock) -> None:
     """recover() written as async def is a hold, and its coroutine is not left behind."""
-    script = Actor()
-    await leave(tmp_path)
-    script.word = _decides_later()
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "async" in held(made).reason
-    script.word = None
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.decision = _decides_later()
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert "async" in hold_of(runtime).reason
+    script.decision = None
     gc.collect()  # one that was never awaited would be told now, which fails the test
 
 
@@ -328,119 +330,121 @@ async def test_observe_that_gives_no_observation_is_unknown(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """What is no observation counts as unknown, and is shown."""
-    script = Actor()
-    await leave(tmp_path)
-    script.looks = [True]
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.observations = [True]
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         assert script.ran == []
-        assert made.standing("a") == "retrying"
-        (line,) = made.lines("recovery.decided")
+        assert runtime.queue_state("a") == "retrying"
+        (line,) = runtime.log_lines("recovery.decided")
         assert "observe() returned True" in line["reason"]
 
 
 async def test_complete_remembers(tmp_path: Path, autojump_clock: MockClock) -> None:
     """As desired completes it: nothing runs, and the pinned spec is what was applied."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    script.looks = [AS_DESIRED]
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
-        assert made.host.store.fingerprint(key("a")) == thing("a", 1).fingerprint
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
+    script.observations = [AS_DESIRED]
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
+        assert runtime.context.store.fingerprint(key("a")) == thing("a", 1).fingerprint
         assert script.ran == []
-        consistent(made)
+        check_consistent(runtime)
 
 
 async def test_abandon_claims_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Abandon closes it, remembers nothing as applied, and the declared spec begins anew."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    script.word = Abandon("too old")
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 2))
-        await made.settle()
-        record = await past_of(made, identity)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
+    script.decision = Abandon("too old")
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 2))
+        await runtime.wait_all_blocked()
+        record = await closed_operation(runtime, identity)
         assert record is not None
         assert record.ending is Ending.ABANDONED
         assert record.notes[-1].why == "too old"
         assert [request.spec.value for request in script.requests] == [2]
-        consistent(made)
+        check_consistent(runtime)
 
 
 async def test_done_without_entering_settles_it(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A run that ends well without re-entering closes it as settled by observation."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
-        assert made.host.store.fingerprint(key("a")) == thing("a", 1).fingerprint
-        consistent(made)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
+        assert runtime.context.store.fingerprint(key("a")) == thing("a", 1).fingerprint
+        check_consistent(runtime)
 
 
 async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A hold is durable with reason and evidence, and told with the commands it names."""
-    script = Actor()
-    await leave(tmp_path)
-    script.word = Hold("the tape is in the drive", "drive 3", ("eject 3",))
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        hold = held(made)
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.decision = Hold("the tape is in the drive", "drive 3", ("eject 3",))
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        hold = hold_of(runtime)
         assert (hold.reason, hold.evidence) == ("the tape is in the drive", "drive 3")
-        (line,) = made.lines("operation.held")
+        (line,) = runtime.log_lines("operation.held")
         assert line["settle"] == ["eject 3"]
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        held(made)
-        assert script.of("a") == ["observe", "recover"]
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        hold_of(runtime)
+        assert script.calls_for("a") == ["observe", "recover"]
 
 
 async def test_held_blocks_its_key_alone(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A held key has no run for ticks, wishes or another spec; other keys have theirs."""
-    script = Actor()
-    await leave(tmp_path, hold=operation_record.Hold("nobody knows", "decision", "", 1.0))
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 2), thing("b"))
-        await made.settle()
-        number = len(script.of("b"))
+    script = RecoveringReconciler()
+    await leave_open_operation(
+        tmp_path, hold=operation_record.Hold("nobody knows", "decision", "", 1.0)
+    )
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 2), thing("b"))
+        await runtime.wait_all_blocked()
+        number = len(script.calls_for("b"))
         for cause in ("every 10m", "every 20m"):
-            made.wish("a", "b", cause=cause, priority=Priority.RESYNC)
+            runtime.enqueue("a", "b", cause=cause, priority=Priority.RESYNC)
             await trio.sleep(600)
-        made.wish("a")
-        made.declare(thing("a", 3), thing("b"))
+        runtime.enqueue("a")
+        runtime.declare(thing("a", 3), thing("b"))
         await trio.sleep(600)
-        assert script.of("a") == []
-        assert len(script.of("b")) == number + 2
-        assert made.controller.statuses[key("a")].reason == "nobody knows"
-        held(made)
+        assert script.calls_for("a") == []
+        assert len(script.calls_for("b")) == number + 2
+        assert runtime.controller.statuses[key("a")].reason == "nobody knows"
+        hold_of(runtime)
 
 
 async def test_wait_looks_again(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Wait asks again in so many seconds, and is a word of its own: it is never held for that."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    script.word = Wait(90.0, "the disk syncs")
-    async with revived(tmp_path, script, cap=2) as made:
-        await made.settle()
-        assert script.of("a") == ["observe", "recover"]
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
+    script.decision = Wait(90.0, "the disk syncs")
+    async with run_restarted(tmp_path, script, cap=2) as runtime:
+        await runtime.wait_all_blocked()
+        assert script.calls_for("a") == ["observe", "recover"]
         await trio.sleep(89)
-        assert script.of("a") == ["observe", "recover"]
+        assert script.calls_for("a") == ["observe", "recover"]
         await trio.sleep(90 * 5)
-        assert len(script.of("a")) == 12
-        record = open_record(made)
+        assert len(script.calls_for("a")) == 12
+        record = open_record(runtime)
         assert (record.id, record.recoveries, record.hold) == (identity, 0, None)
-        consistent(made)
+        check_consistent(runtime)
 
 
 async def test_wait_is_no_busy_loop(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Wait(0) looks again no sooner than a failed run is retried, so that it keeps nothing busy."""
-    script = Actor()
-    await leave(tmp_path)
-    script.word = Wait(0)
-    async with revived(tmp_path, script):
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.decision = Wait(0)
+    async with run_restarted(tmp_path, script):
         await trio.sleep(10.5)
-        assert script.of("a").count("observe") == 11
+        assert script.calls_for("a").count("observe") == 11
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
@@ -454,28 +458,30 @@ async def test_unknown_is_asked_again_and_then_held(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Unknown is asked again with backoff, and held after max_recoveries."""
-    script = Actor()
-    await leave(tmp_path)
-    script.looks = [UNKNOWN, OSError(5, "I/O"), UNKNOWN]
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.observations = [UNKNOWN, OSError(5, "I/O"), UNKNOWN]
     times: list[float] = []
-    script.on_ask = lambda what, _: times.append(trio.current_time()) if what == "observe" else None
-    async with revived(tmp_path, script, cap=3) as made:
+    script.on_call = lambda what, _: (
+        times.append(trio.current_time()) if what == "observe" else None
+    )
+    async with run_restarted(tmp_path, script, cap=3) as runtime:
         await trio.sleep(600)
         assert len(times) == 3
         assert times[0] < times[1] < times[2]
         assert script.ran == []
-        assert held(made).by_cap
-        assert len(made.lines("operation.held")) == 1
+        assert hold_of(runtime).by_cap
+        assert len(runtime.log_lines("operation.held")) == 1
 
 
 async def test_unknown_that_turns_out_well(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Once it can be told, it is settled."""
-    script = Actor()
-    identity = await leave(tmp_path)
-    script.looks = [UNKNOWN, AS_DESIRED]
-    async with revived(tmp_path, script) as made:
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path)
+    script.observations = [UNKNOWN, AS_DESIRED]
+    async with run_restarted(tmp_path, script) as runtime:
         await trio.sleep(60)
-        assert await ending_of(made, identity) is Ending.COMPLETED
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
 # -- where nothing may be tried --------------------------------------------------
@@ -483,13 +489,13 @@ async def test_unknown_that_turns_out_well(tmp_path: Path, autojump_clock: MockC
 
 async def test_another_kind_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
     """An operation of a kind that its controller left is held, and not counted."""
-    script = Actor()
-    await leave(tmp_path, kind="Flag")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "kind is Flag" in held(made).reason
-        assert script.asked == []
-        assert open_record(made).attempt == 1
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path, kind="Flag")
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert "kind is Flag" in hold_of(runtime).reason
+        assert script.calls == []
+        assert open_record(runtime).attempt == 1
 
 
 HERE = HostIdentity.current()
@@ -509,17 +515,19 @@ async def test_a_foreign_machine_is_held(
     tmp_path: Path, autojump_clock: MockClock, machine: HostIdentity, *, is_held: bool
 ) -> None:
     """Begun on another machine, which may be at work, it is held; another boot is none."""
-    script = Actor()
-    identity = await leave(tmp_path, machine=machine)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, machine=machine)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         if not is_held:
-            assert await ending_of(made, identity) is Ending.COMPLETED
+            assert await ending_of(runtime, identity) is Ending.COMPLETED
             return
-        assert "another machine" in held(made).reason
-        assert script.asked == []
+        assert "another machine" in hold_of(runtime).reason
+        assert script.calls == []
         # Who says that the other one is dead has it go on here.
-        await made.host.operations.journal.resolve(identity, Resolution.FORWARD, "eve", "it is off")
-        made.wish("a")
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
+        await runtime.context.operations.journal.resolve(
+            identity, Resolution.FORWARD, "eve", "it is off"
+        )
+        runtime.enqueue("a")
+        await runtime.wait_all_blocked()
+        assert await ending_of(runtime, identity) is Ending.COMPLETED

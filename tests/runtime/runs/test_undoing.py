@@ -13,17 +13,17 @@ from restarts import (
     AS_DESIRED,
     DIFFERENT,
     STEPS,
-    Actor,
-    Undoing,
-    consistent,
+    RecoveringReconciler,
+    UndoingReconciler,
+    check_consistent,
+    closed_operation,
     ending_of,
-    held,
-    leave,
+    hold_of,
+    leave_open_operation,
     open_record,
-    operate,
-    own,
-    past_of,
-    revived,
+    operation_act,
+    record_earlier_apply,
+    run_restarted,
 )
 from trio.testing import MockClock
 
@@ -45,101 +45,101 @@ async def test_roll_back_without_undo_is_held(
     tmp_path: Path, autojump_clock: MockClock, by: str
 ) -> None:
     """RollBack is a hold where nothing can undo, and --back is not among its commands."""
-    script = Actor()
-    await leave(tmp_path)
-    script.word = RollBack() if by == "word" else None
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path)
+    script.decision = RollBack() if by == "word" else None
     policy: Any = "roll-back" if by == "policy" else "hold"
-    async with revived(tmp_path, script, policy=policy) as made:
-        await made.settle()
-        assert "rolled back" in held(made).reason
-        (line,) = made.lines("operation.held")
+    async with run_restarted(tmp_path, script, policy=policy) as runtime:
+        await runtime.wait_all_blocked()
+        assert "rolled back" in hold_of(runtime).reason
+        (line,) = runtime.log_lines("operation.held")
         assert not any("--back" in command for command in line["settle"])
 
 
 async def test_undo_runs_newest_first(tmp_path: Path, autojump_clock: MockClock) -> None:
     """undo() gets each step but the PURE ones, newest first, with its data; both are linked."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        made.declare(thing("a", 2))
-        await made.settle()
+    script = UndoingReconciler()
+    identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
+    async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
+        runtime.declare(thing("a", 2))
+        await runtime.wait_all_blocked()
         told = [(step.name, step.done, step.data) for step in script.undone]
         assert told == [("two", False, None), ("pay", True, 2), ("one", True, 1)]
-        record = await past_of(made, identity)
+        record = await closed_operation(runtime, identity)
         assert record is not None
         assert record.ending is Ending.ROLLED_BACK
-        undoing = await past_of(made, record.undone_by)
+        undoing = await closed_operation(runtime, record.undone_by)
         assert undoing is not None
         assert (undoing.undoes, undoing.ending) == (identity, Ending.DONE)
         assert undoing.pinned["spec"] == {"value": 1}
         # What is declared begins anew, after it.
         assert [request.spec.value for request in script.requests] == [2]
-        assert made.host.store.fingerprint(key("a")) == thing("a", 2).fingerprint
-        consistent(made)
+        assert runtime.context.store.fingerprint(key("a")) == thing("a", 2).fingerprint
+        check_consistent(runtime)
 
 
 async def test_nobody_of_the_undone_may_note_steps(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A program that got away from an operation that is undone is refused its steps."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
+    script = UndoingReconciler()
+    identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
     directory = tmp_path / "state" / "operations" / identity
     directory.mkdir(parents=True)
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
+    async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
+        await runtime.wait_all_blocked()
         assert (directory / "attempt").read_text().strip() == "closed"
 
 
 async def test_an_interrupted_undo_goes_on(tmp_path: Path, autojump_clock: MockClock) -> None:
     """An interrupted undoing goes on where it was, whatever is observed, and is never undone."""
-    script = Undoing()
-    identity = await leave(tmp_path, steps=STEPS, undoable=True)
+    script = UndoingReconciler()
+    identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
     hang = [True]
 
     async def taking_back(step: Any) -> None:
         if step.name == "pay" and hang:
             await trio.sleep_forever()
 
-    script.taking_back = taking_back
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
-        undoing = open_record(made)
+    script.undo_act = taking_back
+    async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
+        await runtime.wait_all_blocked()
+        undoing = open_record(runtime)
         assert undoing.undoes == identity
-        assert await ending_of(made, identity) is Ending.ROLLED_BACK
+        assert await ending_of(runtime, identity) is Ending.ROLLED_BACK
     hang.clear()
-    script.looks = [AS_DESIRED]
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
+    script.observations = [AS_DESIRED]
+    async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
+        await runtime.wait_all_blocked()
         assert [step.name for step in script.undone] == ["two", "pay", "pay", "one"]
-        assert await ending_of(made, undoing.id) is Ending.DONE
+        assert await ending_of(runtime, undoing.id) is Ending.DONE
         assert [view.undoes for view in script.interrupted] == ["", identity]
         # Undone is undone: nothing of it counts as applied.
-        assert made.host.store.fingerprint(key("a")) is None
-        consistent(made)
+        assert runtime.context.store.fingerprint(key("a")) is None
+        check_consistent(runtime)
 
 
 async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockClock) -> None:
     """RollBack for an undoing is a hold, and so is an undoing that nothing can carry out."""
-    script = Undoing()
-    await leave(tmp_path, steps=STEPS, undoable=True)
+    script = UndoingReconciler()
+    await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
 
     async def hang(_: Any) -> None:
         await trio.sleep_forever()
 
-    script.taking_back = hang
-    async with revived(tmp_path, script, policy="roll-back") as made:
-        await made.settle()
-    script.word = RollBack()
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        hold = held(made)
+    script.undo_act = hang
+    async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
+        await runtime.wait_all_blocked()
+    script.decision = RollBack()
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        hold = hold_of(runtime)
         assert "cannot be undone" in hold.reason
-        await made.host.operations.journal.unhold(open_record(made).id)
-    without = Actor()
-    async with revived(tmp_path, without) as made:
-        await made.settle()
-        assert "nothing here can undo it" in held(made).reason
+        await runtime.context.operations.journal.unhold(open_record(runtime).id)
+    without = RecoveringReconciler()
+    async with run_restarted(tmp_path, without) as runtime:
+        await runtime.wait_all_blocked()
+        assert "nothing here can undo it" in hold_of(runtime).reason
         assert without.ran == []
 
 
@@ -151,17 +151,17 @@ async def test_a_removal_goes_on_with_remove(
     tmp_path: Path, autojump_clock: MockClock, look: Observation | None
 ) -> None:
     """A removal goes on with remove() in the same operation, also if observed as desired."""
-    script = Actor()
-    identity = await leave(tmp_path, operation="drop", removal=True)
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
     seen: list[Any] = []
-    script.looks = [look]
-    script.removal = operate("one", name="drop", seen=seen)
-    async with revived(tmp_path, script) as made:
-        await made.settle()
+    script.observations = [look]
+    script.removal = operation_act("one", name="drop", seen=seen)
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
         assert seen == [(identity, 2, 1), "new one"]
         assert script.ran == []
-        assert await ending_of(made, identity) is Ending.DONE
-        consistent(made)
+        assert await ending_of(runtime, identity) is Ending.DONE
+        check_consistent(runtime)
 
 
 @pytest.mark.parametrize("enters", [True, False])
@@ -170,9 +170,9 @@ async def test_what_was_removed_is_not_remembered_as_applied(
     tmp_path: Path, autojump_clock: MockClock, *, enters: bool, declared: bool
 ) -> None:
     """After a recovered removal nothing counts as applied: declared again, it is applied anew."""
-    script = Actor()
-    await own(tmp_path)
-    identity = await leave(tmp_path, operation="drop", removal=True)
+    script = RecoveringReconciler()
+    await record_earlier_apply(tmp_path)
+    identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
     applied: list[str | None] = []
 
     async def act(request: Any) -> Result:
@@ -181,24 +181,24 @@ async def test_what_was_removed_is_not_remembered_as_applied(
 
     script.acts["a"] = act
     if enters:
-        script.removal = operate("one", name="drop")
-    async with revived(tmp_path, script) as made:
-        made.declare(*([thing("a", 1)] if declared else []), thing("b"))
-        await made.settle()
+        script.removal = operation_act("one", name="drop")
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(*([thing("a", 1)] if declared else []), thing("b"))
+        await runtime.wait_all_blocked()
         ending = Ending.DONE if enters else Ending.COMPLETED
-        assert await ending_of(made, identity) is ending
+        assert await ending_of(runtime, identity) is ending
         assert applied == ([None] if declared else [])
         if not declared:
-            assert made.traces("a") == []
-        consistent(made)
+            assert runtime.references("a") == []
+        check_consistent(runtime)
 
 
 async def test_what_began_to_be_removed_is_not_applied(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """From the first effect of a removal on the spec does not count as applied, but as owned."""
-    script = Actor()
-    await own(tmp_path)
+    script = RecoveringReconciler()
+    await record_earlier_apply(tmp_path)
 
     async def hang(request: Any) -> Result:
         async with request.operation("drop"):
@@ -206,11 +206,11 @@ async def test_what_began_to_be_removed_is_not_applied(
         return done()
 
     script.removal = hang
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("b"))
-        await made.settle()
-        assert made.host.store.fingerprint(key("a")) is None
-        assert made.host.store.incomplete_fingerprint(key("a")) == thing("a", 1).fingerprint
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        assert runtime.context.store.fingerprint(key("a")) is None
+        assert runtime.context.store.incomplete_fingerprint(key("a")) == thing("a", 1).fingerprint
     applied: list[str | None] = []
 
     async def act(request: Any) -> Result:
@@ -218,22 +218,22 @@ async def test_what_began_to_be_removed_is_not_applied(
         return done()
 
     script.acts["a"] = act
-    script.word = Abandon("nobody knows")
-    async with revived(tmp_path, script) as made:
-        made.declare(thing("a", 1))
-        await made.settle()
+    script.decision = Abandon("nobody knows")
+    async with run_restarted(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 1))
+        await runtime.wait_all_blocked()
         assert applied == [None]
 
 
 async def test_a_completed_removal_is_a_removal(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Complete for a removal means that it is removed: the key is not remembered as applied."""
-    script = Actor()
-    identity = await leave(tmp_path, operation="drop", removal=True)
-    script.word = Complete("it is gone")
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert await ending_of(made, identity) is Ending.COMPLETED
-        assert made.host.store.all_keys() == set()
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
+    script.decision = Complete("it is gone")
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert await ending_of(runtime, identity) is Ending.COMPLETED
+        assert runtime.context.store.all_keys() == set()
         assert script.removals == []
 
 
@@ -241,10 +241,10 @@ async def test_a_removal_that_nothing_can_do_is_held(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Where remove() left the reconciler a removal is held: it never applies what it removes."""
-    script = Actor()
-    await leave(tmp_path, operation="drop", removal=True)
+    script = RecoveringReconciler()
+    await leave_open_operation(tmp_path, operation="drop", removal=True)
     script.remove = None  # type: ignore[assignment,method-assign]
-    async with revived(tmp_path, script) as made:
-        await made.settle()
-        assert "remove" in held(made).reason
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        assert "remove" in hold_of(runtime).reason
         assert script.ran == []

@@ -10,7 +10,15 @@ from typing import Any, NoReturn
 import attrs
 import pytest
 import trio
-from one_controller import Removing, Rig, Script, Thing, key, rig, thing
+from one_controller import (
+    OneController,
+    RemovingReconciler,
+    ScriptedReconciler,
+    Thing,
+    key,
+    run_one_controller,
+    thing,
+)
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, Terminal, after, done, retry, terminal
@@ -38,35 +46,37 @@ def raises(error: BaseException) -> Callable[[Any], Awaitable[Any]]:
     return act
 
 
-async def one(tmp_path: Path, act: Callable[[Any], Awaitable[Any]], **options: Any) -> Rig:
+async def one(
+    tmp_path: Path, act: Callable[[Any], Awaitable[Any]], **options: Any
+) -> OneController:
     """A rig after one run of a key that does *act*; torn down again."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script, **options) as made:
-        made.declare(thing("a"))
-        await made.settle()
-    return made
+    async with run_one_controller(tmp_path, script, **options) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+    return runtime
 
 
 async def test_done_leaves_nothing_to_do(tmp_path: Path, autojump_clock: MockClock) -> None:
     """done() leaves no state in the queue, a status without a reason, and what was applied."""
-    made = await one(tmp_path, answers(done()))
-    assert made.standing("a") is None
-    status = made.controller.statuses[key("a")]
+    runtime = await one(tmp_path, answers(done()))
+    assert runtime.queue_state("a") is None
+    status = runtime.controller.statuses[key("a")]
     assert (status.outcome, status.reason) == (Outcome.DONE, "")
-    assert made.host.store.fingerprint(key("a")) == thing("a").fingerprint
+    assert runtime.context.store.fingerprint(key("a")) == thing("a").fingerprint
 
 
 async def test_after_comes_again(tmp_path: Path, autojump_clock: MockClock) -> None:
     """after(d) counts as done, and the key runs again in d seconds, not before."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = answers(after("90s"), done())
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert made.standing("a") == "delayed"
-        assert made.controller.statuses[key("a")].reason == ""
-        assert made.host.store.fingerprint(key("a")) == thing("a").fingerprint
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        assert runtime.queue_state("a") == "delayed"
+        assert runtime.controller.statuses[key("a")].reason == ""
+        assert runtime.context.store.fingerprint(key("a")) == thing("a").fingerprint
         await trio.sleep(89)
         assert len(script.requests) == 1
         await trio.sleep(2)
@@ -75,53 +85,53 @@ async def test_after_comes_again(tmp_path: Path, autojump_clock: MockClock) -> N
 
 async def test_retry_backs_off_and_recovers(tmp_path: Path, autojump_clock: MockClock) -> None:
     """retry() comes again behind a growing backoff with its count; done() ends both, told once."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = answers(retry("no network"), retry("no network"), done())
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert made.standing("a") == "retrying"
-        assert made.controller.statuses[key("a")].reason == "no network"
-        assert made.host.store.fingerprint(key("a")) is None
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        assert runtime.queue_state("a") == "retrying"
+        assert runtime.controller.statuses[key("a")].reason == "no network"
+        assert runtime.context.store.fingerprint(key("a")) is None
         await trio.sleep(10)
         assert [request.failures for request in script.requests] == [0, 1, 2]
-        assert made.standing("a") is None
-        assert made.controller.statuses[key("a")].reason == ""
-        assert len(made.lines("fault.recovered", key=key("a"))) == 1
-        (line,) = made.lines("reconcile.failed")
+        assert runtime.queue_state("a") is None
+        assert runtime.controller.statuses[key("a")].reason == ""
+        assert len(runtime.log_lines("fault.recovered", key=key("a"))) == 1
+        (line,) = runtime.log_lines("reconcile.failed")
         assert (line["reason"], line["failures"]) == ("no network", 1)
 
 
 async def test_terminal_waits_for_another_spec(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A terminal key runs for no tick and no time, but at once for a changed spec."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = answers(terminal("no such user"), done())
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert made.standing("a") == "terminal"
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        assert runtime.queue_state("a") == "terminal"
         for _ in range(100):
-            made.wish("a", cause="every 10m", priority=Priority.RESYNC)
+            runtime.enqueue("a", cause="every 10m", priority=Priority.RESYNC)
             await trio.sleep(600)
         assert len(script.requests) == 1
-        made.declare(thing("a", 2))
-        await made.settle()
+        runtime.declare(thing("a", 2))
+        await runtime.wait_all_blocked()
         assert len(script.requests) == 2
-        assert made.standing("a") is None
+        assert runtime.queue_state("a") is None
 
 
 async def test_a_terminal_key_runs_when_its_old_spec_returns(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Taking a bad change back is a change too: the key runs, although that spec was applied."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = answers(done(), terminal("no such user"), done())
-    async with rig(tmp_path, script) as made:
+    async with run_one_controller(tmp_path, script) as runtime:
         for value in (1, 2, 1):
-            made.declare(thing("a", value))
-            await made.settle()
+            runtime.declare(thing("a", value))
+            await runtime.wait_all_blocked()
         assert [request.spec.value for request in script.requests] == [1, 2, 1]
-        assert made.controller.statuses[key("a")].outcome is Outcome.DONE
+        assert runtime.controller.statuses[key("a")].outcome is Outcome.DONE
 
 
 class BrokenText(Exception):
@@ -202,19 +212,21 @@ async def test_c15_what_a_reconciler_throws_is_its_own(
     reason: str,
 ) -> None:
     """Whatever a reconciler raises or returns is a failure of its key, and others run on (C15)."""
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        status = made.controller.statuses[key("a")]
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        status = runtime.controller.statuses[key("a")]
         assert status.outcome is outcome
         assert reason in status.reason
         assert len(status.reason) < 600
-        assert made.standing("a") == ("terminal" if outcome is Outcome.TERMINAL else "retrying")
-        assert made.controller.statuses[key("b")].outcome is Outcome.DONE
-        made.wish("b")
-        await made.settle()
+        assert runtime.queue_state("a") == (
+            "terminal" if outcome is Outcome.TERMINAL else "retrying"
+        )
+        assert runtime.controller.statuses[key("b")].outcome is Outcome.DONE
+        runtime.enqueue("b")
+        await runtime.wait_all_blocked()
         assert script.ran.count("b") == 2
 
 
@@ -222,12 +234,12 @@ async def test_c15_the_plugin_and_the_place_are_named(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An exception that nobody foresaw is told with plugin, version, file and line (C15)."""
-    made = await one(tmp_path, raises(ZeroDivisionError("by 0")))
-    (line,) = made.lines("plugin.failed", key=key("a"))
+    runtime = await one(tmp_path, raises(ZeroDivisionError("by 0")))
+    (line,) = runtime.log_lines("plugin.failed", key=key("a"))
     assert (line["plugin"], line["version"]) == ("script", "1.0")
     assert line["at"].startswith(f"{__file__}:")
     assert "traceback" not in line
-    assert (await one(tmp_path / "2", raises(OSError("full")))).lines("plugin.failed") == []
+    assert (await one(tmp_path / "2", raises(OSError("full")))).log_lines("plugin.failed") == []
 
 
 async def test_c15_a_failure_does_not_carry_a_cancellation_away(
@@ -246,18 +258,18 @@ async def test_c15_a_failure_does_not_carry_a_cancellation_away(
         finally:
             raise ZeroDivisionError("in a finally")
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = failing_cleanup
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        made.host.stop.crash("the test wants it")
-        await made.settle()
-        assert key("a") not in made.controller.statuses
-        assert made.failures("a") == 0
-        assert made.standing("a") == "waiting"
-        assert "in a finally" in made.lines("plugin.failed")[0]["reason"]
-        assert made.lines("reconcile.failed") == []
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        runtime.context.stop.crash("the test wants it")
+        await runtime.wait_all_blocked()
+        assert key("a") not in runtime.controller.statuses
+        assert runtime.failures("a") == 0
+        assert runtime.queue_state("a") == "waiting"
+        assert "in a finally" in runtime.log_lines("plugin.failed")[0]["reason"]
+        assert runtime.log_lines("reconcile.failed") == []
 
 
 async def test_c15_code_beside_reconcile_is_the_plugins_too(
@@ -265,30 +277,30 @@ async def test_c15_code_beside_reconcile_is_the_plugins_too(
 ) -> None:
     """can_undo() and the spec's own code may fail as they like: only their key does (C15)."""
 
-    class Odd(Script):
+    class Odd(ScriptedReconciler):
         def can_undo(self, spec: Thing) -> bool:
             if spec.value == 7:
                 raise SystemExit(3)
             return False
 
     script = Odd()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a", 7), thing("b"))
-        await made.settle()
-        assert made.controller.statuses[key("a")].outcome is Outcome.RETRY
-        assert made.controller.statuses[key("b")].outcome is Outcome.DONE
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 7), thing("b"))
+        await runtime.wait_all_blocked()
+        assert runtime.controller.statuses[key("a")].outcome is Outcome.RETRY
+        assert runtime.controller.statuses[key("b")].outcome is Outcome.DONE
 
 
 async def test_a_spec_that_does_not_fit_any_more_is_terminal(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A spec that its class refuses is never tried twice, and the place in its file is named."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(attrs.evolve(thing("a"), spec={"valu": 3}))
-        await made.settle()
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(attrs.evolve(thing("a"), spec={"valu": 3}))
+        await runtime.wait_all_blocked()
         assert script.requests == []
-        status = made.controller.statuses[key("a")]
+        status = runtime.controller.statuses[key("a")]
         assert status.outcome is Outcome.TERMINAL
         assert "/m/x.yaml:3:1" in status.reason
         assert "did you mean value?" in status.reason
@@ -301,15 +313,15 @@ async def test_a_run_that_takes_too_long_fails(tmp_path: Path, autojump_clock: M
         await trio.sleep(121)
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = slow
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
         await trio.sleep(119)
-        assert made.standing("a") == "running"
+        assert runtime.queue_state("a") == "running"
         await trio.sleep(1.1)
-        assert made.controller.statuses[key("a")].reason == "Timeout: took longer than 2m"
-        assert made.failures("a") == 1
+        assert runtime.controller.statuses[key("a")].reason == "Timeout: took longer than 2m"
+        assert runtime.failures("a") == 1
 
 
 async def test_a_critical_operation_does_not_count_for_the_timeout(
@@ -326,17 +338,17 @@ async def test_a_critical_operation_does_not_count_for_the_timeout(
         await trio.sleep(100)
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
+    async with run_one_controller(tmp_path, script) as runtime:
         start = trio.current_time()
-        made.declare(thing("a"))
+        runtime.declare(thing("a"))
         await trio.sleep(168)
         assert [round(time - start) for time in ended] == [149]
-        assert made.standing("a") == "running"
+        assert runtime.queue_state("a") == "running"
         await trio.sleep(2)
-        assert "Timeout" in made.controller.statuses[key("a")].reason
-        assert made.failures("a") == 1
+        assert "Timeout" in runtime.controller.statuses[key("a")].reason
+        assert runtime.failures("a") == 1
 
 
 async def test_an_overrun_is_a_failure_with_its_reason(
@@ -349,17 +361,19 @@ async def test_an_overrun_is_a_failure_with_its_reason(
             await trio.sleep_forever()
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
         await trio.sleep(3.1)
-        assert made.controller.statuses[key("a")].reason == (
+        assert runtime.controller.statuses[key("a")].reason == (
             "Overrun: write was cut off after 3s by its own budget of 3s"
         )
-        assert made.lines("operation.interrupted")[0]["name"] == "write"
-        assert [record.name for record in made.host.operations.journal.list_open()] == ["write"]
-        assert made.host.stop.cut_count == 0
+        assert runtime.log_lines("operation.interrupted")[0]["name"] == "write"
+        assert [record.name for record in runtime.context.operations.journal.list_open()] == [
+            "write"
+        ]
+        assert runtime.context.stop.cut_count == 0
 
 
 @pytest.mark.parametrize("budget", ["61s", 0, -1, float("inf"), float("nan")])
@@ -373,25 +387,25 @@ async def test_a_budget_that_a_stop_could_not_keep_is_refused(
             raise AssertionError("it began")
         return done()
 
-    made = await one(tmp_path, act)
-    assert made.controller.statuses[key("a")].reason.startswith("ValueError: ")
-    assert "budget" in made.controller.statuses[key("a")].reason
+    runtime = await one(tmp_path, act)
+    assert runtime.controller.statuses[key("a")].reason.startswith("ValueError: ")
+    assert "budget" in runtime.controller.statuses[key("a")].reason
 
 
 async def test_a_run_without_changes_writes_nothing(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Of a hundred runs with the same spec only the first one writes to the store."""
-    script = Script()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        commits = made.host.store.commits
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        commits = runtime.context.store.commits
         for _ in range(99):
-            made.wish("a")
-            await made.settle()
+            runtime.enqueue("a")
+            await runtime.wait_all_blocked()
         assert len(script.requests) == 100
-        assert made.host.store.commits == commits
+        assert runtime.context.store.commits == commits
 
 
 async def test_the_key_is_remembered_before_its_first_effect(
@@ -408,15 +422,15 @@ async def test_the_key_is_remembered_before_its_first_effect(
             seen.append((recalled.spec, recalled.base, recalled.complete))
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a", 5))
-        await made.settle()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a", 5))
+        await runtime.wait_all_blocked()
         print_of = thing("a", 5).fingerprint
         assert seen == [(print_of, None), ({"value": 5}, "/m", False)]
-        assert made.host.store.fingerprint(key("a")) == print_of
-        assert made.host.store.incomplete_fingerprint(key("a")) is None
+        assert runtime.context.store.fingerprint(key("a")) == print_of
+        assert runtime.context.store.incomplete_fingerprint(key("a")) is None
 
 
 async def test_a_failed_run_is_not_remembered_as_done(
@@ -429,13 +443,13 @@ async def test_a_failed_run_is_not_remembered_as_done(
             pass
         return retry("not yet")
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        assert made.host.store.incomplete_fingerprint(key("a")) == thing("a").fingerprint
-        assert made.host.store.fingerprint(key("a")) is None
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        assert runtime.context.store.incomplete_fingerprint(key("a")) == thing("a").fingerprint
+        assert runtime.context.store.fingerprint(key("a")) is None
         assert script.requests[0].applied is None
 
 
@@ -455,28 +469,28 @@ async def test_interrupted_is_neither_success_nor_failure(
             await trio.sleep_forever()
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = answers(retry("once"))
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
         script.acts["a"] = act
-        made.wish("a", cause="by hand")
-        await made.settle()
-        retries = made.controller.lane.counters.retries
-        await made.signal()
+        runtime.enqueue("a", cause="by hand")
+        await runtime.wait_all_blocked()
+        retries = runtime.controller.lane.counters.retries
+        await runtime.signal()
         await trio.sleep(10.1)
-        assert made.host.stop.stage is Stage.STOPPING
-        assert made.standing("a") == "waiting"
-        assert made.failures("a") == 1
-        (entry,) = made.controller.lane
+        assert runtime.context.stop.stage is Stage.STOPPING
+        assert runtime.queue_state("a") == "waiting"
+        assert runtime.failures("a") == 1
+        (entry,) = runtime.controller.lane
         assert "by hand" in entry.causes
-        assert made.controller.lane.counters.retries == retries
-        assert made.controller.statuses[key("a")].reason == "once"
-        (line,) = made.lines("reconcile.interrupted")
+        assert runtime.controller.lane.counters.retries == retries
+        assert runtime.controller.statuses[key("a")].reason == "once"
+        (line,) = runtime.log_lines("reconcile.interrupted")
         assert (line["level"], line["reason"]) == ("info", "SIGTERM")
-        assert len(made.lines("operation.interrupted")) == inside
-        assert made.host.stop_recorder.report(0).interrupted == (key("a"),)
+        assert len(runtime.log_lines("operation.interrupted")) == inside
+        assert runtime.context.stop_recorder.report(0).interrupted == (key("a"),)
 
 
 async def test_a_critical_operation_outlives_the_stop_and_is_remembered(
@@ -491,20 +505,20 @@ async def test_a_critical_operation_outlives_the_stop_and_is_remembered(
             ended.append(trio.current_time())
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
         start = trio.current_time()
-        await made.signal()
-        await made.controller.ended.wait()
+        await runtime.signal()
+        await runtime.controller.ended.wait()
         assert [time - start for time in ended] == [35]
         assert trio.current_time() - start == pytest.approx(35)
-        assert made.host.store.fingerprint(key("a")) == thing("a").fingerprint
-        assert made.controller.statuses[key("a")].outcome is Outcome.DONE
-        assert made.lines("reconcile.interrupted") == []
-        assert made.host.stop.cut_count == 0
+        assert runtime.context.store.fingerprint(key("a")) == thing("a").fingerprint
+        assert runtime.controller.statuses[key("a")].outcome is Outcome.DONE
+        assert runtime.log_lines("reconcile.interrupted") == []
+        assert runtime.context.stop.cut_count == 0
 
 
 async def test_a_stop_is_seen_by_the_request(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -517,13 +531,13 @@ async def test_a_stop_is_seen_by_the_request(tmp_path: Path, autojump_clock: Moc
         seen.append(request.stopping)
         return done()
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = act
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        await made.signal()
-        await made.controller.ended.wait()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        await runtime.signal()
+        await runtime.controller.ended.wait()
     assert seen == [False, True]
 
 
@@ -541,52 +555,52 @@ async def test_a_reconciler_that_swallows_its_cancellation_is_named(
                     await trio.sleep_forever()
                 return done()  # noqa: ASYNC104 - so is this
 
-    script = Script()
+    script = ScriptedReconciler()
     script.acts["a"] = deaf
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"))
-        await made.settle()
-        await made.signal()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"))
+        await runtime.wait_all_blocked()
+        await runtime.signal()
         await trio.sleep(10 + 5 + 0.6)
-        assert [work.key for work in made.left] == [key("a")]
-        await made.controller.ended.wait()
+        assert [work.key for work in runtime.stragglers] == [key("a")]
+        await runtime.controller.ended.wait()
 
 
 async def test_a_removal_that_wants_time_is_not_over(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A removal that answers after() or retry() is asked again, and the key stays known."""
-    script = Removing()
+    script = RemovingReconciler()
     script.removal = answers(after("5s"), retry("busy"), done())
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
-        made.declare(thing("b"))
-        await made.settle()
-        assert made.lines("reconcile.removed") == []
-        assert key("a") in made.host.store.all_keys()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("b"))
+        await runtime.wait_all_blocked()
+        assert runtime.log_lines("reconcile.removed") == []
+        assert key("a") in runtime.context.store.all_keys()
         await trio.sleep(60)
         assert len(script.removals) == 3
-        assert len(made.lines("reconcile.removed")) == 1
-        assert made.traces("a") == []
+        assert len(runtime.log_lines("reconcile.removed")) == 1
+        assert runtime.references("a") == []
 
 
 async def test_a_store_that_fails_harms_only_the_run(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A removal whose last spec cannot be read is a failed run, not the end of the daemon."""
-    script = Removing()
-    async with rig(tmp_path, script) as made:
-        made.declare(thing("a"), thing("b"))
-        await made.settle()
+    script = RemovingReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        runtime.declare(thing("a"), thing("b"))
+        await runtime.wait_all_blocked()
 
         async def broken(*_: Any) -> NoReturn:
             await trio.lowlevel.checkpoint()
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(Store, "find_applied", broken)
-        made.declare(thing("b"))
-        made.controller.absent.clear()  # as in a later life
-        await made.settle()
-        assert made.controller.statuses[key("a")].outcome is Outcome.RETRY
-        assert "Input/output error" in made.controller.statuses[key("a")].reason
+        runtime.declare(thing("b"))
+        runtime.controller.absent.clear()  # as in a later life
+        await runtime.wait_all_blocked()
+        assert runtime.controller.statuses[key("a")].outcome is Outcome.RETRY
+        assert "Input/output error" in runtime.controller.statuses[key("a")].reason
