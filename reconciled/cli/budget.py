@@ -25,7 +25,7 @@ from reconciled.cli.terminal import (
     report_invalid,
     report_problems,
 )
-from reconciled.cli.unit_report import UnitReport, check_unit, shell_commands
+from reconciled.cli.unit_report import check_unit, remedy_shell, shell_commands, unit_data
 from reconciled.config.load import find_config, load
 from reconciled.core.durations import format_duration
 from reconciled.core.errors import Invalid
@@ -36,7 +36,7 @@ from reconciled.journal.sqlite.rows import read_past
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.offline.scan import ControllerScan, scan_sources
 from reconciled.runtime.controllers.loading import prepared_whole
-from reconciled.service.findings import Severity, format_timespan
+from reconciled.service.unit.findings import Severity, UnitComparison, format_timespan
 
 DOES_NOT_FIT = 1
 SHOWN = 10
@@ -126,7 +126,7 @@ def _measured(state: Path) -> Measured:
 
 
 def _as_data(
-    limits: StopLimits, declared: list[KeyDuration], measured: Measured, unit: UnitReport
+    limits: StopLimits, declared: list[KeyDuration], measured: Measured, unit: UnitComparison
 ) -> dict[str, Any]:
     return {
         "drain_s": limits.drain,
@@ -139,11 +139,11 @@ def _as_data(
             "operations": measured.operations,
             "longest": [{"key": each.key, "duration_s": each.seconds} for each in measured.longest],
         },
-        "unit": unit.as_data(),
+        "unit": unit_data(unit),
     }
 
 
-def _print_stages(limits: StopLimits, unit: UnitReport) -> None:
+def _print_stages(limits: StopLimits, unit: UnitComparison) -> None:
     rows = [
         ("drain", limits.drain, "ordinary work may finish; counts from the signal"),
         ("critical", limits.critical, "hard limit of critical operations; counts from the signal"),
@@ -155,14 +155,16 @@ def _print_stages(limits: StopLimits, unit: UnitReport) -> None:
         print_line(f"{name:<12} {format_duration(seconds):>8}  {meaning}")
     limit = unit.facts.timeout_stop if unit.facts else None
     if limit is not None:
-        verdict = "fits" if unit.fits else "does not fit"
-        meaning = f"TimeoutStopSec= of {unit.name}: the budget {verdict}"
-        print_line(f"{'unit':<12} {format_timespan(limit):>8}  {meaning}")
+        word = "fits" if unit.fits else "does not fit"
+        print_line(
+            f"{'unit':<12} {format_timespan(limit):>8}  TimeoutStopSec= of {unit.name}:"
+            f" the budget {word}"
+        )
     else:
-        print_line(f"{'unit':<12} {'?':>8}  {unit.reason or 'its limit is not told'}")
+        print_line(f"{'unit':<12} {'?':>8}  {unit.reason}")
     if not unit.fits:
         print_line()
-        print_line(f"# What puts the unit right, for {unit.shell}:")
+        print_line(f"# What puts the unit right, for {remedy_shell(unit)}:")
         # The worst comes first. Not indented: a shell would not see the end of the file.
         for line in shell_commands(unit.remedies[:1]):
             print_line(line)

@@ -25,7 +25,13 @@ from reconciled.cli.terminal import (
     print_line,
     read_applied,
 )
-from reconciled.cli.unit_report import UnitReport, check_unit, shell_commands, unwritable_paths
+from reconciled.cli.unit_report import (
+    check_unit,
+    remedy_shell,
+    shell_commands,
+    unit_data,
+    unwritable_paths,
+)
 from reconciled.config.load import find_config, load
 from reconciled.config.model import Config
 from reconciled.config.references import not_built_lines
@@ -39,6 +45,7 @@ from reconciled.offline.scan import ControllerScan, scan_sources
 from reconciled.offline.secrets import unresolved, visible
 from reconciled.runtime.controllers.loading import PreparedConfig, prepare
 from reconciled.runtime.controllers.secrets import stall_without_secrets
+from reconciled.service.unit.findings import UnitComparison
 
 
 @attrs.define
@@ -49,7 +56,7 @@ class CheckReport:
     problems: list[Problem] = attrs.field(factory=list)
     warnings: list[str] = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
-    unit: UnitReport | None = None
+    unit: UnitComparison | None = None
 
     def add_grade(self, grade: str, problems: list[Problem], good: str = "ok") -> None:
         """Enter *grade*, by its problems."""
@@ -224,7 +231,7 @@ def _print(path: Path, found: CheckReport, *, bad: bool) -> None:
     if found.unit is not None and (remedies := found.unit.remedies):
         print_line()
         what = "What puts the unit right" if found.unit.warnings else "Where you want what is noted"
-        print_line(f"# {what}, for {found.unit.shell}:")
+        print_line(f"# {what}, for {remedy_shell(found.unit)}:")
         for line in shell_commands(remedies):
             print_line(line)
         print_line()
@@ -247,6 +254,6 @@ def _print_json(found: CheckReport, *, bad: bool) -> None:
             ],
             "warnings": found.warnings,
             "notes": found.notes,
-            "unit": found.unit.as_data() if found.unit else None,
+            "unit": unit_data(found.unit) if found.unit else None,
         }
     )

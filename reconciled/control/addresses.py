@@ -25,6 +25,7 @@ import trio
 
 from reconciled.control.protocol import address_of
 from reconciled.core.errors import ListenRefused
+from reconciled.pids import pid_exists
 
 # Who connects while the daemon is busy or away waits here.
 BACKLOG = 1024
@@ -97,7 +98,8 @@ def _remove_stale_socket(path: Path) -> None:
     except BlockingIOError as error:
         who = "a process that does not take its connections"
         raise _in_use_error(path, who) from error
-    if server is not None and _is_alive(server.pid):
+    # A socket in a descriptor store outlives the process that called listen(); nothing serves it.
+    if server is not None and pid_exists(server.pid):
         raise _in_use_error(path, f"process {server.pid}")
     path.unlink(missing_ok=True)
 
@@ -119,20 +121,6 @@ def _find_server(path: Path) -> Peer | None:
         except (ConnectionRefusedError, FileNotFoundError):
             return None
         return peer_of(probe)
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether the process that called listen() may still be there; 0 is one that cannot be seen.
-
-    A socket outlives it in a descriptor store, and is served by nobody then.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def is_served_by(path: Path, kept: socket.socket) -> bool:

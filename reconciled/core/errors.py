@@ -262,7 +262,12 @@ class MalformedMessage(Exception):
 
 
 class DBusError(Exception):
-    """The answer to a question was an error: its text."""
+    """A D-Bus call was answered with an error: its name, and its text where it has one."""
+
+    def __init__(self, name: str, text: str = "") -> None:
+        super().__init__(text or name)
+        self.name = name
+        self.text = text
 
 
 class LogindUnreachable(Exception):

@@ -25,10 +25,13 @@ import trio
 from reconciled.core.repeat_filter import Recovery, RepeatFilter, Summary, Suppress
 from reconciled.observe import stdlib_logging
 from reconciled.observe.bound_log import LEVELS, BoundLog, bound_log_class, set_level
-from reconciled.observe.descriptor import Descriptor, open_descriptor
-from reconciled.observe.folding_keys import UNFOLDED, folding_line
-from reconciled.observe.journald import SOCKET, open_journald
-from reconciled.observe.journald_format import JournaldRenderer, message, syslog_identifier
+from reconciled.observe.journald import (
+    SOCKET,
+    JournaldRenderer,
+    message,
+    open_journald,
+    syslog_identifier,
+)
 from reconciled.observe.line_format import (
     Renderer,
     TimestampFormatter,
@@ -37,9 +40,11 @@ from reconciled.observe.line_format import (
     json_line,
     text_line,
 )
+from reconciled.observe.output_descriptor import Descriptor, open_descriptor
+from reconciled.observe.plain_data import message_of, plain_data, traceback_of
 from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
+from reconciled.observe.repetition import UNFOLDED, folding_line
 from reconciled.observe.sink import Sink
-from reconciled.observe.values import message_of, plain_data, traceback_of
 
 _SUMMARY_EVERY = 1.0  # seconds between looks for summaries that are due
 

@@ -29,7 +29,7 @@ from itertools import islice
 import attrs
 import trio
 
-from reconciled.observe.descriptor import Descriptor
+from reconciled.observe.output_descriptor import Descriptor
 
 MAX_BYTES = 1 << 20
 MAX_LINES = 8192

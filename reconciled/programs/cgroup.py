@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 from collections.abc import Iterable, Iterator
 
+from reconciled.pids import pid_exists
 from reconciled.programs.processes import Process, find_process
 
 _OWN_CGROUP = Path("/proc/self/cgroup")
@@ -101,26 +102,15 @@ def hidden_in(group: Path) -> list[int]:
 
     The sandbox may hide processes that run with other rights, be it in another user namespace.
     """
-    return [pid for pid in pids_in(group) if find_process(pid) is None and _exists(pid)]
+    return [pid for pid in pids_in(group) if find_process(pid) is None and pid_exists(pid)]
 
 
 def is_hidden(pid: int) -> bool:
     """Whether *pid* is a process of our own group that cannot be looked at."""
-    if find_process(pid) is not None or not _exists(pid):
+    if find_process(pid) is not None or not pid_exists(pid):
         return False
     group = own_cgroup()
     return group is not None and pid in pids_in(group)
-
-
-def _exists(pid: int) -> bool:
-    """Whether there is such a process, seen or not; cheaper than to read a group."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def belongs_to(process: Process, pids: Iterable[int]) -> bool:

@@ -16,14 +16,14 @@ import trio
 
 from reconciled.core.stages import Stage
 from reconciled.journal.operation_record import OperationRecord
-from reconciled.observe.stopreport import (
+from reconciled.observe.stop_report import (
     RunningProgram,
     StopOutcome,
     StopReport,
     Straggler,
     UnfinishedOperation,
 )
-from reconciled.observe.tasktree import frames_of
+from reconciled.observe.task_tree import frames_of
 from reconciled.programs.children import RemainingProcess
 from reconciled.stop import Stop, Work
 

@@ -1,1 +1,1 @@
-"""The service manager and the host: what the daemon tells them, and what it asks of them."""
+"""The service manager and logind: notifications, sockets, credentials, the delay lock, the unit."""

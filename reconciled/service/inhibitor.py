@@ -1,18 +1,21 @@
-"""logind's delay lock: a shutdown of the machine waits for whoever holds one, for a few seconds.
+"""logind's delay lock: a shutdown of the machine waits a few seconds while a process holds one.
 
-One connection to the system bus, for one task: a call sends, and receives until its answer is
-there. What comes in between only leaves a mark that something has changed.
+One connection to the system bus, for one task: a call sends, then receives until its reply is
+there. A signal that arrives in between only records that something has changed.
 
-1. No signal is believed: every local user can send one to us. It only makes the caller ask
-   logind itself, which also tells what was missed while there was no connection. Nor does it
-   cost much: what is too long passes by unread, and was 2 s of a loop that stood still.
-2. Every call has its bound. After a failure the connection is of no use: close it, make another.
-   Who does not speak the protocol can make its parser raise anything: all of it is one error.
-3. logind is never started from here: who stopped it has meant it.
+1. No signal is trusted: every local user can send one to this connection. A signal only makes the
+   caller query logind, which also reports what was missed while there was no connection. Nor does
+   a signal cost much: a message that is too long is skipped unread. Before, one blocked the event
+   loop for 2 s.
+2. Every call has its timeout. After a failure the connection is of no use: close it and make
+   another. A peer that does not speak the protocol can make the parser raise anything: all of it
+   becomes LogindUnreachable.
+3. Nothing here starts logind: it was stopped on purpose.
 
-Imported late, by whoever connects: a start must not wait for a library that only this needs.
-Rejected: jeepney's own opening, which spins when the bus closes in mid-greeting, and its router,
-a nursery of its own, whose receiver breaks when a filter is left as the connection ends.
+Imported late, when the first connection is made: a start must not wait for a library that only
+this needs. Rejected: jeepney's own opening, which spins when the bus closes during the
+authentication, and its router, a nursery whose receiver breaks when a filter is left as the
+connection ends.
 """
 
 from __future__ import annotations
@@ -23,32 +26,32 @@ from typing import Any
 
 import attrs
 import trio
-from jeepney import (
-    DBusErrorResponse,
-    HeaderFields,
-    MatchRule,
-    Message,
-    MessageFlag,
-    Parser,
-)
-from jeepney import Properties as PropertiesOf
-from jeepney.auth import BEGIN, Authenticator
+from jeepney import HeaderFields, MatchRule, Message, MessageType, Parser
 from jeepney.bus_messages import message_bus
 from jeepney.fds import FileDescriptor
 from jeepney.io.trio import DBusConnection
-from jeepney.low_level import MessageType, calc_msg_size
-from jeepney.wrappers import new_method_call, unwrap_msg
+from jeepney.low_level import calc_msg_size
 
-from reconciled.core.errors import LogindUnreachable
-from reconciled.service.bus import LOGIND, socket_path, system_bus_address
+from reconciled.core.errors import DBusError, LogindUnreachable
+from reconciled.service.dbus import (
+    END_OF_DIALOGUE,
+    LOGIND,
+    authenticator,
+    is_reply,
+    method_call,
+    property_call,
+    reply_body,
+    socket_path,
+    system_bus_address,
+)
 
-# Bounds in seconds: for what the bus does itself, and for what may wait for another service,
+# Timeouts in seconds: for what the bus does itself, and for what may wait for another service,
 # as a lock waits for polkit to be started.
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
 
-# Bytes: of a message that is read, which is far more than logind ever has to say, of what tells
-# how long a message is, and of one read of what passes by.
+# Bytes: the longest message that is read, far more than logind ever sends; the part of a message
+# that contains its length; and one read while a message is skipped.
 LARGEST, _HEAD, _CHUNK = 16 * 1024, 16, 64 * 1024
 
 _DENIED = (
@@ -62,13 +65,13 @@ _NOT_RUNNING = (
 
 
 class DelayLock:
-    """A lock that is held; for as long as the descriptor is open, and no longer."""
+    """A lock that is held for as long as its descriptor is open, and no longer."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let the shutdown go on; harmless when repeated."""
+        """Let the shutdown go on; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -76,9 +79,10 @@ class DelayLock:
 
 @attrs.define(eq=False)
 class Logind:
-    """A connection to logind; made by connect(), and closed by who made it.
+    """A connection to logind; made by connect(), closed by its caller.
 
-    Every method raises Unreachable where the bus or logind does not do its part.
+    Every method raises LogindUnreachable where the bus or logind fails. A cancelled call leaves
+    the connection unusable: close it.
     """
 
     _connection: DBusConnection
@@ -86,7 +90,7 @@ class Logind:
 
     @classmethod
     async def connect(cls) -> Logind:
-        """Connect, and hear of every later change. Leaves nothing open when it fails.
+        """Connect and subscribe to every later change. Leaves nothing open when it fails.
 
         Raises FileNotFoundError where there is no system bus at all, as in most containers.
         """
@@ -105,7 +109,7 @@ class Logind:
             ) from error
         made = cls(connection)
         try:
-            await made._listen()
+            await made._subscribe()
         except BaseException:
             made.close()
             raise
@@ -116,34 +120,34 @@ class Logind:
         return bool(await self._property("PreparingForShutdown"))
 
     async def delay_max(self) -> float:
-        """For how many seconds logind lets itself be delayed at most, as it is configured now."""
+        """The longest delay that logind grants, in seconds, as configured now."""
         return int(await self._property("InhibitDelayMaxUSec")) / 1_000_000
 
     async def inhibit(self, who: str, why: str) -> DelayLock:
         """Take a delay lock; ``systemd-inhibit --list`` shows *who* and *why*."""
-        asked = new_method_call(LOGIND, "Inhibit", "ssss", ("shutdown", who, why, "delay"))
-        (descriptor,) = await self._call(asked)
+        call = method_call(LOGIND, "Inhibit", "ssss", "shutdown", who, why, "delay")
+        (descriptor,) = await self._call(call)
         number = descriptor.to_raw_fd()
         # A program that inherited it would hold the lock for as long as it runs.
         os.set_inheritable(number, False)  # noqa: FBT003 - it takes no keyword
         return DelayLock(number)
 
     async def wait_changed(self) -> None:
-        """Wait until preparing() may answer something else; sometimes it does not."""
+        """Wait until is_preparing_for_shutdown() may have changed; false alarms occur."""
         while not self._has_changed:
             try:
                 self._record_signal(await self._connection.receive())
             except trio.EndOfChannel as error:
-                raise LogindUnreachable("the system bus has closed the connection") from error
+                raise LogindUnreachable("the system bus closed the connection") from error
             except Exception as error:
                 raise LogindUnreachable(f"the system bus failed: {_error_text(error)}") from error
         self._has_changed = False
 
     def close(self) -> None:
-        """Close the connection. Locks are not concerned: a lock has its own descriptor."""
+        """Close the connection. Locks stay held: each has its own descriptor."""
         self._connection.socket.close()
 
-    async def _listen(self) -> None:
+    async def _subscribe(self) -> None:
         prepares = MatchRule(
             type="signal",
             sender=LOGIND.bus_name,
@@ -151,7 +155,7 @@ class Logind:
             interface=LOGIND.interface,
             member="PrepareForShutdown",
         )
-        # A logind that comes anew knows nothing of a shutdown that the one before it prepared.
+        # A restarted logind does not know of a shutdown that its predecessor prepared.
         owners = MatchRule(
             type="signal",
             sender=message_bus.bus_name,
@@ -161,20 +165,18 @@ class Logind:
         )
         owners.add_arg_condition(0, LOGIND.bus_name)
         for rule in (prepares, owners):
-            await self._call(message_bus.AddMatch(rule))
+            await self._call(method_call(message_bus, "AddMatch", "s", rule.serialise()))
 
     async def _property(self, name: str) -> Any:
-        ((_, value),) = await self._call(PropertiesOf(LOGIND).get(name))
+        ((_, value),) = await self._call(property_call(LOGIND, name))
         return value
 
     async def _call(self, message: Message) -> tuple[Any, ...]:
-        message.header.flags |= MessageFlag.no_auto_start
         name = message.header.fields[HeaderFields.member]
         try:
             with trio.fail_after(CALL_TIMEOUT):
-                answer = await self._answer(message)
-            body: tuple[Any, ...] = unwrap_msg(answer)
-        except DBusErrorResponse as error:
+                return reply_body(await self._reply(message))
+        except DBusError as error:
             raise LogindUnreachable(_describe_dbus_error(name, error)) from error
         except trio.TooSlowError as error:
             raise LogindUnreachable(f"{name} got no answer within {CALL_TIMEOUT:g} s") from error
@@ -184,14 +186,13 @@ class Logind:
             ) from error
         except Exception as error:
             raise LogindUnreachable(f"{name} failed: {_error_text(error)}") from error
-        return body
 
-    async def _answer(self, message: Message) -> Message:
+    async def _reply(self, message: Message) -> Message:
         serial = next(self._connection.outgoing_serial)
         await self._connection.send(message, serial=serial)
         while True:
             received: Message = await self._connection.receive()
-            if received.header.fields.get(HeaderFields.reply_serial) == serial:
+            if is_reply(received, serial):
                 return received
             self._record_signal(received)
 
@@ -199,7 +200,7 @@ class Logind:
         if message.header.message_type is not MessageType.signal:
             return
         member = message.header.fields.get(HeaderFields.member)
-        # The new owner's name comes last: while there is none, there is nobody to ask.
+        # The new owner's name comes last; it is empty when logind ended and cannot be queried.
         if member == "PrepareForShutdown" or (
             member == "NameOwnerChanged" and message.body[2:] != ("",)
         ):
@@ -208,19 +209,17 @@ class Logind:
 
 @attrs.define(eq=False)
 class _BoundedParser:
-    """Around jeepney's: a message that is too long passes by, with the descriptors in it."""
+    """jeepney's parser, except that a message that is too long is skipped, descriptors included."""
 
     _parser: Parser = attrs.field(factory=Parser, init=False)
-    _bytes_to_skip: int = attrs.field(
-        default=0, init=False
-    )  # so many bytes of it are still to come
+    _bytes_to_skip: int = attrs.field(default=0, init=False)
 
     def get_next_message(self) -> Message | None:
-        """The next one that is there as a whole."""
+        """The next complete message; None: there is none yet."""
         return self._parser.get_next_message()
 
     def bytes_desired(self) -> int:
-        """How much may be read now: never more than a message, so that none hides in another."""
+        """How many bytes to read now: never beyond one message, so that each length is checked."""
         return min(self._bytes_to_skip, _CHUNK) or int(self._parser.bytes_desired())
 
     def add_data(self, data: bytes, fds: Sequence[FileDescriptor] = ()) -> None:
@@ -238,7 +237,7 @@ class _BoundedParser:
 
 
 async def _connect() -> DBusConnection:
-    """A connection on which the bus has said who we are."""
+    """An authenticated connection."""
     stream = await trio.open_unix_socket(socket_path(system_bus_address(os.environ)))
     try:
         await _authenticate(stream)
@@ -253,27 +252,26 @@ async def _connect() -> DBusConnection:
 
 
 async def _authenticate(stream: trio.SocketStream) -> None:
-    greeting = Authenticator(enable_fds=True, inc_null_byte=False)
-    await stream.send_all(b"\0")
-    for line in greeting:
+    dialogue = authenticator(pass_descriptors=True)
+    for line in dialogue:
         if line:
             await stream.send_all(line)
         if not (data := await stream.receive_some()):
-            raise trio.EndOfChannel("it was closed during the greeting")
-        greeting.feed(bytes(data))
-    await stream.send_all(BEGIN)
+            raise trio.EndOfChannel("the bus closed the connection during the authentication")
+        dialogue.feed(bytes(data))
+    await stream.send_all(END_OF_DIALOGUE)
 
 
-def _describe_dbus_error(call: str, error: DBusErrorResponse) -> str:
-    said = ": ".join([str(error.name), *(each for each in error.data if isinstance(each, str))])
+def _describe_dbus_error(call: str, error: DBusError) -> str:
+    text = f"{error.name}: {error.text}" if error.text else error.name
     if error.name in _DENIED:
         return (
-            f"{call} is refused ({said}): install polkit (Debian: polkitd), whose defaults "
+            f"{call} is refused ({text}): install polkit (Debian: polkitd), whose defaults "
             "allow delay locks, or allow org.freedesktop.login1.inhibit-delay-shutdown"
         )
     if error.name in _NOT_RUNNING:
-        return f"systemd-logind does not run ({said}): systemctl start systemd-logind"
-    return f"{call} failed: {said}"
+        return f"systemd-logind does not run ({text}): systemctl start systemd-logind"
+    return f"{call} failed: {text}"
 
 
 def _error_text(error: BaseException) -> str:

@@ -21,7 +21,7 @@ def desk(
 
     There is no service manager, whatever this machine has.
     """
-    monkeypatch.setattr("reconciled.service.manager._BOOTED", tmp_path / "no-systemd")
+    monkeypatch.setattr("reconciled.service.unit.query._BOOTED", tmp_path / "no-systemd")
     for name in ("RECONCILED_CONFIG", "CONFIGURATION_DIRECTORY", "STATE_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     return Desk(tmp_path, capfd)

@@ -12,13 +12,13 @@ import pytest
 import trio
 from desk import Desk
 
-from reconciled.cli.unit_report import shell_commands, unit_of
+from reconciled.cli.unit_report import default_unit, shell_commands
 from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
-from reconciled.service.findings import Remedy
-from reconciled.service.unit_facts import Sandbox, UnitFacts, UnitUnavailable
+from reconciled.service.unit.facts import Sandbox, UnitFacts, UnitUnavailable
+from reconciled.service.unit.findings import Remedy
 
 FITTING = UnitFacts("reconciled.service", "bus", timeout_stop=360.0, watchdog=60.0)
 SHORT = attrs.evolve(FITTING, timeout_stop=10.0)
@@ -30,10 +30,10 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> dict[str, UnitFacts]:
     """The units that are loaded, by name; put some in."""
     units: dict[str, UnitFacts] = {}
 
-    def read(name: str, _environ: Any) -> UnitFacts | UnitUnavailable:
+    def read(_environ: Any, name: str, _watchdog: Any) -> UnitFacts | UnitUnavailable:
         return units.get(name, UnitUnavailable(f"{name} is not loaded: not-found"))
 
-    monkeypatch.setattr("reconciled.cli.unit_report.read_unit", read)
+    monkeypatch.setattr("reconciled.service.unit.comparison.read_unit", read)
     return units
 
 
@@ -105,11 +105,12 @@ def test_check_names_the_directive_in_the_way(desk: Desk, unit: dict[str, UnitFa
     desk.write("n/in.yaml", "{kind: File, metadata: {name: in}, spec: {path: a/b, content: x}}")
     said = desk.say("check")
     state, motd = said.err.splitlines()
-    assert state.startswith("@/r.yaml:1:1: @/state cannot be written by reconciled.service: ")
+    assert state.startswith(
+        "@/r.yaml:1:1: ProtectSystem=strict prevents reconciled.service from writing @/state; "
+    )
     assert motd == (
-        "@/m/etc.yaml:1:1: /etc/motd cannot be written by reconciled.service:"
-        " ProtectSystem=strict stands in the way; add ReadWritePaths=/etc in a drop-in, or choose"
-        " another place (warning)"
+        "@/m/etc.yaml:1:1: ProtectSystem=strict prevents reconciled.service from writing"
+        " /etc/motd; add ReadWritePaths=/etc in a drop-in, or choose another path (warning)"
     )
 
 
@@ -220,7 +221,7 @@ async def operate(state: Path) -> None:
 def test_the_unit_is_that_of_the_configuration(place: str, unit_name: str) -> None:
     """An instance's configuration is not measured by the unit and the sandbox of another one."""
     config = SimpleNamespace(files=[Path(place)])
-    assert unit_of(config) == unit_name  # type: ignore[arg-type]
+    assert default_unit(config) == unit_name  # type: ignore[arg-type]
 
 
 def test_what_is_noted_is_not_called_wrong(desk: Desk, unit: dict[str, UnitFacts]) -> None:
@@ -229,5 +230,5 @@ def test_what_is_noted_is_not_called_wrong(desk: Desk, unit: dict[str, UnitFacts
     desk.configure()
     said = desk.say("check")
     assert "unit         ok, reconciled.service" in said.lines
-    assert "at most 4s are drained, and the rest in the stop that follows" in said.err
+    assert "the drain lasts at most 4s and continues in the stop that follows" in said.err
     assert "# Where you want what is noted, for a root shell:" in said.lines

@@ -20,8 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_receiver import Receiver, decoded
 
-from reconciled.observe.journald import open_journald
-from reconciled.observe.journald_format import JournaldRenderer, field_name, syslog_identifier
+from reconciled.observe.journald import (
+    JournaldRenderer,
+    field_name,
+    open_journald,
+    syslog_identifier,
+)
 from reconciled.observe.logs import Logs, configure
 from reconciled.observe.sink import Sink
 

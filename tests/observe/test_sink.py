@@ -19,7 +19,7 @@ import trio.testing
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reconciled.observe.descriptor import open_descriptor
+from reconciled.observe.output_descriptor import open_descriptor
 from reconciled.observe.sink import Sink
 
 
@@ -180,7 +180,7 @@ def test_the_polled_way_never_blocks(
 ) -> None:
     """Where a pipe cannot be opened again, poll() keeps a blocking descriptor from blocking."""
     reader, writer = pipe
-    monkeypatch.setattr("reconciled.observe.descriptor._reopen", lambda *_: None)
+    monkeypatch.setattr("reconciled.observe.output_descriptor._reopen", lambda *_: None)
     sink = Sink(open_descriptor(writer), announce, max_lines=100)
     fill(sink, 2000)
     assert sink.statistics().waiting == 100

@@ -329,10 +329,10 @@ async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
     ("word", "answer", "says"),
     [
         (b"AUTH", b"REJECTED EXTERNAL\r\n", "REJECTED"),
-        (b"AUTH", b"", "closed during the greeting"),
+        (b"AUTH", b"", "closed the connection during the authentication"),
         (b"AUTH", None, "does not answer within 0.5 s"),
         (b"NEGO", b"ERROR\r\n", "descriptor"),
-        (b"NEGO", b"", "closed during the greeting"),
+        (b"NEGO", b"", "closed the connection during the authentication"),
     ],
 )
 async def test_a_greeting_that_fails_says_why(

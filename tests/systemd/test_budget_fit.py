@@ -20,10 +20,10 @@ TimeoutStopSec=10s
 """
 NAMED = {
     "TimeoutStopSec": "below the stop budget of 23s",
-    "KillMode": "it kills helm",
+    "KillMode": "a stop kills helm",
     "WatchdogSec": "lasts for ever",
     "NotifyAccess": "hears neither",
-    "OOMPolicy": "takes the whole service along",
+    "OOMPolicy": "the whole service is stopped",
     "InhibitDelayMaxSec": "below stop.drain (8s)",
 }
 LONG = {"drain": "8s", "critical": "19s", "cleanup": "1s"}
@@ -152,9 +152,9 @@ def test_what_is_in_the_way_of_files_and_sockets_is_named(service: Service) -> N
         (box.root / place.lstrip("/")).rmdir()
         box.run("systemctl", "daemon-reload")
     motd, home = [each for each in data["warnings"] if "cannot be written" in each]
-    assert "/etc/motd cannot be written by reconciled.service: ProtectSystem=strict" in motd
+    assert "ProtectSystem=strict prevents reconciled.service from writing /etc/motd" in motd
     assert "add ReadWritePaths=/etc in a drop-in" in motd
-    assert "/root/y cannot be written by reconciled.service: ProtectHome=yes" in home
+    assert "ProtectHome=yes prevents reconciled.service from writing /root/y" in home
     assert {"ListenStream", "SocketUser"} <= directives(data)
     remedies = {each["directive"]: each["remedy"] for each in data["unit"]["findings"]}
     assert remedies["ListenStream"]["path"] == f"{place}/60-path.conf"

@@ -25,7 +25,7 @@ from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.lane import Lane
 from reconciled.core.resources import Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
-from reconciled.observe.tasktree import frames_of
+from reconciled.observe.task_tree import frames_of
 from reconciled.plugins.loading import Plugin
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.status import Status

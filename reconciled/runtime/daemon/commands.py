@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from reconciled.core.stages import Stage
-from reconciled.observe import tasktree
+from reconciled.observe import task_tree
 from reconciled.programs.orphans import OrphanReaper
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.reload import Reloader, ReloadRequest
@@ -85,7 +85,7 @@ class Commands:
             elif number == signal.SIGHUP:
                 self.reload()
             elif number == signal.SIGUSR2:
-                tasktree.dump(self.context.log)
+                task_tree.dump(self.context.log)
             elif number == signal.SIGCHLD:
                 self.orphans.request_scan()
 

@@ -13,9 +13,9 @@ import attrs
 
 from reconciled.core.exit_codes import CUT, DONE, FAILED, HUNG
 from reconciled.core.stages import Stage
-from reconciled.observe import stopreport
-from reconciled.observe.stopreport import StopReport
-from reconciled.observe.tasktree import frames_of
+from reconciled.observe import stop_report
+from reconciled.observe.stop_report import StopReport
+from reconciled.observe.task_tree import frames_of
 from reconciled.runtime.context import RuntimeContext
 from reconciled.signal_handlers import STOP_SIGNALS
 from reconciled.stop import Cut, Work
@@ -147,7 +147,7 @@ class Shutdown:
             stacks=stacks,
             drops=host.logs.sink.statistics().dropped,
         )
-        trouble = stopreport.write(report, host.state, host.logs.redactor.redact)
+        trouble = stop_report.write(report, host.state, host.logs.redactor.redact)
         fields = {
             "exit_code": code,
             "duration_s": round(report.duration_s, 3),
@@ -156,9 +156,9 @@ class Shutdown:
             "cut": host.stop.cut_count,
             "children_left": len(report.children),
             "not_served": report.not_served,
-            "report": str(host.state / stopreport.TEXT_NAME),
+            "report": str(host.state / stop_report.TEXT_NAME),
         }
-        if reason := "; ".join(filter(None, (stopreport.describe_exit_code(code), trouble))):
+        if reason := "; ".join(filter(None, (stop_report.describe_exit_code(code), trouble))):
             fields["reason"] = reason
         if code != DONE and report.operations:
             fields["look_at"] = "reconciled journal list   # what the next start recovers"

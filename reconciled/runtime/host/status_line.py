@@ -14,7 +14,7 @@ import attrs
 
 from reconciled.core.durations import format_duration
 from reconciled.core.stages import Stage
-from reconciled.observe.stopreport import TEXT_NAME
+from reconciled.observe.stop_report import TEXT_NAME
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.stop import Section, Stop, Work

@@ -17,17 +17,8 @@ import trio
 from reconciled.core.errors import NoThread
 from reconciled.core.stages import StopLimits
 from reconciled.observe.bound_log import BoundLog
-from reconciled.service.findings import Finding, Severity
+from reconciled.service.unit.findings import Finding, Severity, UnitComparison
 from reconciled.threads import in_thread
-
-
-@attrs.frozen
-class UnitComparison:
-    """What came out of it; unknown says why the unit's limits are not known, if they are not."""
-
-    unit: str = ""
-    findings: tuple[Finding, ...] = ()
-    unknown: str = ""
 
 
 @attrs.define(eq=False)
@@ -50,10 +41,10 @@ class UnitCheck:
 
         Blocks for 2 s at most: for a start that is to be refused.
         """
-        compared = compare_unit(self.environ, self.watchdog, limits)
-        if compared.unknown:
+        compared = compare_own_unit(self.environ, self.watchdog, limits)
+        if compared.reason:
             # Somebody asked for it: that nothing is refused must not pass for "it fits".
-            self.log.warning("unit.unavailable", reason=compared.unknown)
+            self.log.warning("unit.unavailable", reason=compared.reason)
         self._compared = limits
         self._log_findings(compared)
         return all(finding.severity is not Severity.FAULT for finding in compared.findings)
@@ -71,20 +62,20 @@ class UnitCheck:
             if limits == self._compared:
                 continue
             self._compared = limits
-            looks = partial(compare_unit, self.environ, self.watchdog, limits)
+            looks = partial(compare_own_unit, self.environ, self.watchdog, limits)
             try:
                 compared = await in_thread(looks, limiter=self._limiter, abandon_on_cancel=True)
             except NoThread as error:
-                compared = UnitComparison(unknown=str(error))
-            if compared.unknown:
-                self.log.debug("unit.unavailable", reason=compared.unknown)
+                compared = UnitComparison(reason=str(error))
+            if compared.reason:
+                self.log.debug("unit.unavailable", reason=compared.reason)
             self._log_findings(compared)
 
     def _log_findings(self, compared: UnitComparison) -> None:
-        if not compared.unknown and all(
+        if not compared.reason and all(
             each.severity is Severity.NOTE for each in compared.findings
         ):
-            self.log.info("unit.ok", unit=compared.unit)
+            self.log.info("unit.ok", unit=compared.name)
         for finding in compared.findings:
             if finding in self._logged:
                 continue
@@ -101,17 +92,10 @@ class UnitCheck:
                 self.log.info("unit.note", **fields)
 
 
-def compare_unit(
+def compare_own_unit(
     environ: Mapping[str, str], watchdog: float | None, limits: StopLimits
 ) -> UnitComparison:
-    """Compare *limits* with this process's own unit. Blocks for 2 s at most; never raises."""
-    # Late: a start must not wait for what only this needs.
-    from reconciled.service.comparison import compare
-    from reconciled.service.manager import read_own_unit
-    from reconciled.service.unit_facts import UnitUnavailable
+    """compare_unit(), imported late: a start must not wait for what only this needs."""
+    from reconciled.service.unit.comparison import compare_unit
 
-    facts = read_own_unit(environ, watchdog)
-    if isinstance(facts, UnitUnavailable):
-        return UnitComparison(unknown=facts.reason)
-    unknown = "" if facts.timeout_stop is not None else f"the limits of {facts.name} are not told"
-    return UnitComparison(facts.name, compare(facts, limits), unknown)
+    return compare_unit(environ, limits, watchdog=watchdog)

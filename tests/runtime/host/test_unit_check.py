@@ -12,8 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from reconciled.core.stages import StopLimits
 from reconciled.runtime.host import unit_check
-from reconciled.runtime.host.unit_check import UnitCheck, UnitComparison
-from reconciled.service.findings import Finding, Remedy, Severity
+from reconciled.runtime.host.unit_check import UnitCheck
+from reconciled.service.unit.findings import Finding, Remedy, Severity, UnitComparison
 
 SHORT = Finding(
     Severity.FAULT, "TimeoutStopSec", "too short", Remedy("/x.conf", "[Service]\n", "go")
@@ -70,14 +70,14 @@ class Fitting:
 @pytest.fixture
 def fitting(monkeypatch: pytest.MonkeyPatch) -> Fitting:
     made = Fitting()
-    monkeypatch.setattr(unit_check, "compare_unit", made.look)
+    monkeypatch.setattr(unit_check, "compare_own_unit", made.look)
     return made
 
 
 def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
     """Only a stop budget that does not fit refuses a start; advice and notes are said."""
-    fitting.answers[LIMITS] = UnitComparison("r.service", (UNWATCHED, MIXED))
-    fitting.answers[LONGER] = UnitComparison("r.service", (SHORT, UNWATCHED))
+    fitting.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED, MIXED))
+    fitting.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
     assert fitting.fit.fits(LIMITS)
     assert not fitting.fit.fits(LONGER)
     assert fitting.log.events == [
@@ -97,7 +97,7 @@ def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
 
 def test_strict_says_when_nothing_is_known(fitting: Fitting) -> None:
     """A unit that cannot be read refuses nothing, but does not pass for one that fits."""
-    fitting.answers[LIMITS] = UnitComparison(unknown="the bus: no")
+    fitting.answers[LIMITS] = UnitComparison(reason="the bus: no")
     assert fitting.fit.fits(LIMITS)
     assert fitting.log.said == [("warning", "unit.unavailable", {"reason": "the bus: no"})]
 
@@ -106,8 +106,8 @@ async def test_it_is_asked_once_for_the_same_limits(
     fitting: Fitting, nursery: trio.Nursery
 ) -> None:
     """Ready, and reloads that change nothing, lead to one question; a change to another one."""
-    fitting.answers[LIMITS] = UnitComparison("r.service", (UNWATCHED,))
-    fitting.answers[LONGER] = UnitComparison("r.service", (SHORT, UNWATCHED))
+    fitting.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED,))
+    fitting.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
     now = LIMITS
     nursery.start_soon(fitting.fit.serve, lambda: now)
     await wait_all_tasks_blocked()
@@ -126,7 +126,7 @@ async def test_it_is_asked_once_for_the_same_limits(
 
 async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery) -> None:
     """Where nobody tells of a unit, that is a line for who debugs, and nothing more."""
-    fitting.answers[LIMITS] = UnitComparison(unknown="this process is not of a service unit")
+    fitting.answers[LIMITS] = UnitComparison(reason="this process is not of a service unit")
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
     fitting.fit.ask()
     await fitting.log.lines(1)
@@ -135,7 +135,7 @@ async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery
 
 async def test_a_unit_that_fits_is_said_to(fitting: Fitting, nursery: trio.Nursery) -> None:
     """That nothing was found is a line of its own, so that silence means that nobody has looked."""
-    fitting.answers[LIMITS] = UnitComparison("r.service", (MIXED,))
+    fitting.answers[LIMITS] = UnitComparison("r.service", findings=(MIXED,))
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
     fitting.fit.ask()
     await fitting.log.lines(2)

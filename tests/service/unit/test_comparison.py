@@ -11,9 +11,9 @@ import pytest
 
 from reconciled.core.durations import parse_duration
 from reconciled.core.stages import StopLimits
-from reconciled.service.comparison import compare
-from reconciled.service.findings import Finding, Severity, format_timespan
-from reconciled.service.unit_facts import SocketFacts, UnitFacts, parse_timespan, seconds_of
+from reconciled.service.unit.comparison import find_mismatches
+from reconciled.service.unit.facts import SocketFacts, UnitFacts, parse_timespan, seconds_of
+from reconciled.service.unit.findings import Finding, Severity, format_timespan
 
 LIMITS = StopLimits()  # 20 s, 5 min, 5 s: a budget of 308 s
 REAP = ("reconciled", "reap", "--wait=5m", "--term=30s")
@@ -47,12 +47,16 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "short": ("TimeoutStopSec", {"timeout_stop": 10.0}, "is below the stop budget of 5m8s:"),
     "no room": ("TimeoutStopSec", {"timeout_stop": 338.0}, "of 5m8s and ten percent"),
     "endless": ("TimeoutStopSec", {"timeout_stop": math.inf}, "a power-off is forced after 30min"),
-    "long abort": ("TimeoutStopSec", {"timeout_abort": 1500.0}, "lets a stop take 37min"),
-    "all at once": ("KillMode", {"kill_mode": "control-group"}, "it kills helm"),
-    "alone": ("KillMode", {"kill_mode": "control-group", "exec_stop_post": ()}, "it kills helm"),
+    "long abort": ("TimeoutStopSec", {"timeout_abort": 1500.0}, "reaper, take 37min"),
+    "all at once": ("KillMode", {"kill_mode": "control-group"}, "a stop kills helm"),
+    "alone": (
+        "KillMode",
+        {"kill_mode": "control-group", "exec_stop_post": ()},
+        "a stop kills helm",
+    ),
     "nobody": ("KillMode", {"kill_mode": "none"}, "leaves the daemon itself running"),
-    "no reaper": ("ExecStopPost", {"exec_stop_post": ()}, "nobody ends it"),
-    "others": ("ExecStopPost", {"exec_stop_post": (("logger", "x"),)}, "nobody ends it"),
+    "no reaper": ("ExecStopPost", {"exec_stop_post": ()}, "nothing ends them"),
+    "others": ("ExecStopPost", {"exec_stop_post": (("logger", "x"),)}, "nothing ends them"),
     "hasty": (
         "ExecStopPost",
         {"exec_stop_post": ((*REAP[:2], "--wait", "1m"),)},
@@ -60,13 +64,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "patient": ("ExecStopPost", {"exec_stop_post": (REAP[:2],)}, "--term=30s may take longer"),
     "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "lasts for ever"),
-    "unheard": ("NotifyAccess", {"notify_access": "none"}, "hears neither"),
+    "unheard": ("NotifyAccess", {"notify_access": "none"}, "ignores the daemon"),
     "simple": ("NotifyAccess", {"notify_access": "none", "type": "simple"}, "set Type=notify and"),
-    "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "does not hear `reconciled"),
+    "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "ignores `reconciled"),
     "gone": (
         "Restart",
         {"restart": "no", "restart_prevent_exit_status": frozenset()},
-        "nobody recovers",
+        "are not recovered",
     ),
     "again": (
         "RestartPreventExitStatus",
@@ -74,14 +78,14 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "lacks 78",
     ),
     "for good": ("StartLimitIntervalSec", {"start_limit_interval": 10.0}, "5 crashes in a row"),
-    "all or none": ("OOMPolicy", {"oom_policy": "stop"}, "takes the whole service along"),
+    "all or none": ("OOMPolicy", {"oom_policy": "stop"}, "the whole service is stopped"),
     "immortal": ("SendSIGKILL", {"send_sigkill": False}, "the next start is refused"),
     "unread": ("NeedDaemonReload", {"need_daemon_reload": True}, "systemctl daemon-reload"),
-    "cut drain": ("InhibitDelayMaxSec", {"inhibit_delay": 5.0}, "below stop.drain (20s)"),
+    "cut drain": ("InhibitDelayMaxSec", {"inhibit_delay": 5.0}, "below stop.drain (20s) plus"),
     "inside": (
         "ListenStream",
         {"sockets": (SocketFacts("reconciled.socket", ("/run/reconciled/x",), "reconciled"),)},
-        "goes with a stop",
+        "a stop removes it",
     ),
     "other user": (
         "SocketUser",
@@ -93,7 +97,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def only(facts: UnitFacts, limits: StopLimits = LIMITS) -> Finding:
     """The one finding that there is."""
-    (finding,) = compare(facts, limits)
+    (finding,) = find_mismatches(facts, limits)
     return finding
 
 
@@ -141,12 +145,12 @@ def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> d
 
 def test_the_shipped_unit_fits() -> None:
     """Of the unit as it is shipped there is nothing to say."""
-    assert compare(GOOD, LIMITS) == ()
+    assert find_mismatches(GOOD, LIMITS) == ()
 
 
 def test_what_could_not_be_read_is_passed_over() -> None:
     """A unit of which nothing is known has no findings: None is no value."""
-    assert compare(UnitFacts("x.service", "environment"), LIMITS) == ()
+    assert find_mismatches(UnitFacts("x.service", "environment"), LIMITS) == ()
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -166,7 +170,7 @@ def test_what_is_to_be_written_puts_it_right(case: str) -> None:
     _, changes, _ = BAD[case]
     facts = attrs.evolve(GOOD, **changes)
     finding = only(facts)
-    assert compare(written(facts, finding), LIMITS) == ()
+    assert find_mismatches(written(facts, finding), LIMITS) == ()
     assert finding.remedy is not None
     if finding.remedy.path:
         assert finding.remedy.path.startswith("/etc/systemd/")
@@ -177,13 +181,13 @@ def test_what_is_to_be_written_puts_it_right(case: str) -> None:
 
 def test_the_limit_covers_the_budget_and_ten_percent() -> None:
     """From 338.8 s on the budget of 308 s fits, and not below."""
-    assert compare(attrs.evolve(GOOD, timeout_stop=338.8), LIMITS) == ()
+    assert find_mismatches(attrs.evolve(GOOD, timeout_stop=338.8), LIMITS) == ()
     assert only(attrs.evolve(GOOD, timeout_stop=338.7)).severity is Severity.FAULT
 
 
 def test_a_shutdown_waits_a_second_longer_than_the_drain() -> None:
     """The lock is given back a second before logind would stop waiting: that is not drain."""
-    assert compare(attrs.evolve(GOOD, inhibit_delay=21.0), LIMITS) == ()
+    assert find_mismatches(attrs.evolve(GOOD, inhibit_delay=21.0), LIMITS) == ()
     finding = only(attrs.evolve(GOOD, inhibit_delay=20.5))
     assert finding.remedy is not None
     assert finding.remedy.text == "[Login]\nInhibitDelayMaxSec=21s\n"
@@ -196,7 +200,7 @@ def test_short_budgets_get_short_limits() -> None:
     facts = attrs.evolve(GOOD, timeout_stop=10.0, exec_stop_post=reap)
     assert "set 20s, or lower stop.critical" in only(facts, limits).message  # 6 + 2 + 10
     alone = attrs.evolve(facts, kill_mode="mixed", exec_stop_post=(), notify_access="main")
-    fault, _ = compare(alone, limits)
+    fault, _ = find_mismatches(alone, limits)
     assert "set 15s, or" in fault.message  # 9.5 s and ten percent
 
 
@@ -208,7 +212,10 @@ def test_mixed_is_a_choice() -> None:
 
 def test_a_start_limit_that_cannot_be_met_is_none() -> None:
     """Five starts in 10 s, with 2.5 s between them, are never reached."""
-    assert compare(attrs.evolve(GOOD, start_limit_interval=10.0, restart_delay=2.5), LIMITS) == ()
+    assert (
+        find_mismatches(attrs.evolve(GOOD, start_limit_interval=10.0, restart_delay=2.5), LIMITS)
+        == ()
+    )
 
 
 def test_a_budget_beyond_a_power_off_has_no_drop_in() -> None:
@@ -248,7 +255,7 @@ def test_a_users_unit_has_its_own_place() -> None:
 def test_the_worst_comes_first() -> None:
     """What refuses a start stands before advice, and advice before notes."""
     facts = attrs.evolve(GOOD, timeout_stop=1.0, kill_mode="mixed", watchdog=0.0)
-    assert [each.severity for each in compare(facts, LIMITS)] == [0, 1, 2]
+    assert [each.severity for each in find_mismatches(facts, LIMITS)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 90.0, 360.0, 5400.0, math.inf])
@@ -260,7 +267,7 @@ def test_spans_are_what_the_manager_reads(seconds: float) -> None:
 def test_reap_reads_what_is_written_for_it() -> None:
     """The reaper's options in a remedy are durations as the reaper itself takes them."""
     limits = StopLimits(critical=5400.0)
-    findings = compare(attrs.evolve(GOOD, timeout_stop=7200.0), limits)
+    findings = find_mismatches(attrs.evolve(GOOD, timeout_stop=7200.0), limits)
     texts = [each.remedy.text for each in findings if each.remedy]
     (line,) = [line for text in texts for line in text.splitlines() if "--wait" in line]
     assert parse_duration(line.partition("--wait=")[2].split()[0]) == 5400.0

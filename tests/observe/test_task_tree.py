@@ -12,8 +12,8 @@ import attrs
 import trio
 import trio.testing
 
-from reconciled.observe import tasktree
-from reconciled.observe.tasktree import TaskView, frames_of, lines, tree
+from reconciled.observe import task_tree
+from reconciled.observe.task_tree import TaskView, frames_of, lines, tree
 
 
 def named(views: list[TaskView], name: str) -> TaskView:
@@ -56,7 +56,7 @@ async def test_what_a_task_is_doing(
     assert not a.cancelled
     assert [shield.seconds_left for shield in a.shields] == [30]
     assert a.where.endswith(" shielded → trio sleep_forever")
-    assert "test_tasktree.py:" in a.where
+    assert "test_task_tree.py:" in a.where
     assert b.where.endswith(" inner → trio sleep_forever")
     assert b.shields == ()
     assert not named(after, "site/a").cancelled
@@ -110,7 +110,7 @@ async def test_other_versions_of_trio() -> None:
     class Bare:
         parent_nursery = None
 
-    assert tasktree._scopes_of(Bare()) == (False, [])  # type: ignore[arg-type]
+    assert task_tree._scopes_of(Bare()) == (False, [])  # type: ignore[arg-type]
 
 
 async def test_shields_are_those_of_the_task_itself() -> None:
@@ -176,7 +176,7 @@ class Recorder:
 async def test_dump_is_a_line_a_task() -> None:
     """SIGUSR2's dump: how many tasks there are, then each as one event of a fixed name."""
     log = Recorder()
-    tasktree.dump(log)  # type: ignore[arg-type]
+    task_tree.dump(log)  # type: ignore[arg-type]
     assert {event for event, _ in log.said} == {"tasks.tree"}
     assert log.said[0][1] == {"tasks": len(log.said) - 1}
     assert "test_dump_is_a_line_a_task" in str(log.said)

@@ -1,4 +1,4 @@
-"""``systemctl show``, where there is no bus: its text as properties, in the shapes of the bus."""
+"""``systemctl show``, used where there is no bus: its output as properties of D-Bus types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from reconciled.service.unit_facts import PROPERTIES, Properties, UnitUnavailable, parse_timespan
+from reconciled.service.unit.facts import PROPERTIES, Properties, UnitUnavailable, parse_timespan
 
 _ARGUMENTS = re.compile(r"argv\[\]=(.*?) ; ")
 _LISTS = {"TriggeredBy", "DropInPaths", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths"}
@@ -19,26 +19,33 @@ _COMMANDS = {"ExecStart", "ExecStopPost"}
 
 
 def systemctl_show(names: Sequence[str], timeout: float) -> list[Properties] | UnitUnavailable:
-    """Ask systemctl for the units *names*; it gets *within* seconds. Never raises."""
-    asked = ["systemctl", "show", "--no-pager", f"--property={','.join(PROPERTIES)}", "--", *names]
+    """The properties of the units *names*, within *timeout* seconds. Never raises."""
+    command = [
+        "systemctl",
+        "show",
+        "--no-pager",
+        f"--property={','.join(PROPERTIES)}",
+        "--",
+        *names,
+    ]
     try:
         done = subprocess.run(  # noqa: S603 - fixed words, and names after the last option
-            asked, capture_output=True, text=True, errors="replace", check=False,
+            command, capture_output=True, text=True, errors="replace", check=False,
             timeout=timeout, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return UnitUnavailable(f"systemctl: {error}")
-    # An empty line stands between two units.
+    # An empty line separates two units.
     shown = [parse_show_output(part) for part in done.stdout.split("\n\n") if part.strip()]
-    whole = len(shown) == len(names) and all("LoadState" in each for each in shown)
-    if done.returncode or not whole:
-        said = done.stderr.strip().partition("\n")[0]
-        return UnitUnavailable(f"systemctl: {said or f'exit code {done.returncode}'}")
+    complete = len(shown) == len(names) and all("LoadState" in each for each in shown)
+    if done.returncode or not complete:
+        message = done.stderr.strip().partition("\n")[0]
+        return UnitUnavailable(f"systemctl: {message or f'exit code {done.returncode}'}")
     return shown
 
 
 def parse_show_output(text: str) -> Properties:
-    """The properties in *text*, one a line; what has a form of its own and is not known is left."""
+    """The properties in *text*, one a line; those of an unknown form are left out."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")
@@ -52,7 +59,7 @@ def parse_show_output(text: str) -> Properties:
         elif name in PROPERTIES and value != "[not set]":
             found[name] = _value(name, value)
     if "ExecStart" in found:
-        found.setdefault("ExecStopPost", [])  # a list without members has no line
+        found.setdefault("ExecStopPost", [])  # systemctl prints no line for an empty list
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -66,7 +73,7 @@ def _value(name: str, value: str) -> Any:
     if name in _LISTS:
         return value.split()
     if name == "RestartPreventExitStatus":
-        # Signals stand among them by their names.
+        # The list also contains signals, by name.
         return [int(word) for word in value.split() if word.isdecimal()], []
     return value
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reconciled.service.manager import Membership, membership
-from reconciled.service.systemctl import parse_show_output
-from reconciled.service.unit_facts import UnitFacts, facts_of, parse_timespan, seconds_of, socket_of
+from reconciled.service.unit.facts import UnitFacts, facts_of, parse_timespan, seconds_of, socket_of
+from reconciled.service.unit.query import Membership, membership
+from reconciled.service.unit.systemctl import parse_show_output
 
 FOREVER = 2**64 - 1
 # As the bus of systemd 252 says it of the shipped unit.

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from reconciled.core.stages import Stage
-from reconciled.observe.stopreport import (
+from reconciled.observe.stop_report import (
     RunningProgram,
     StopOutcome,
     StopReport,

@@ -1,16 +1,16 @@
-"""Which directive of a unit keeps the service from writing a path: a judgement without effects.
+"""Determines which directive of a unit prevents the service from writing a path.
 
-The most specific rule counts, as in the sandbox itself: a writable directory inside a read-only
-one is writable, and nothing opens what is hidden. Links are not followed.
+Without I/O. The most specific rule counts, as in the sandbox itself: a writable directory inside a
+read-only one is writable, and a hidden directory stays hidden. Links are not followed.
 """
 
 from __future__ import annotations
 
-from reconciled.service.unit_facts import Sandbox
+from reconciled.service.unit.facts import Sandbox
 
 _HOMES = ("/home", "/root", "/run/user")
-_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - they are only compared with
-# What each value of ProtectSystem= makes read-only, and what it leaves.
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - only compared with
+# The paths that each value of ProtectSystem= makes read-only, and those that it excepts.
 _SYSTEM = {
     "yes": ("/usr", "/boot", "/efi"),
     "full": ("/usr", "/boot", "/efi", "/etc"),
@@ -20,7 +20,7 @@ _API_FILE_SYSTEMS = {"strict": ("/dev", "/proc", "/sys")}
 
 
 def blocking_directive(sandbox: Sandbox, path: str) -> str | None:
-    """The directive, with its value, that stands in the way of writing *path*; None: none does."""
+    """The directive, with its value, that prevents writing *path*; None: none does."""
     if any(_within(path, each) for each in sandbox.inaccessible):
         return "InaccessiblePaths="
     home = any(_within(path, each) for each in _HOMES)
@@ -36,9 +36,9 @@ def blocking_directive(sandbox: Sandbox, path: str) -> str | None:
         rules += [(each, "ProtectHome=read-only") for each in _HOMES]
     rules += [(each, None) for each in sandbox.writable]
     matching = [rule for rule in rules if _within(path, rule[0])]
-    # Of two for one place the later one: what is made writable by name is writable.
-    longest = max((len(place) for place, _ in matching), default=0)
-    return next((told for place, told in reversed(matching) if len(place) == longest), None)
+    # Of two rules for one directory the later one counts: ReadWritePaths= overrides.
+    longest = max((len(prefix) for prefix, _ in matching), default=0)
+    return next((rule for prefix, rule in reversed(matching) if len(prefix) == longest), None)
 
 
 def _within(path: str, directory: str) -> bool:

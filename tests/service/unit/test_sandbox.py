@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reconciled.service.sandbox import blocking_directive
-from reconciled.service.unit_facts import Sandbox
+from reconciled.service.unit.facts import Sandbox
+from reconciled.service.unit.sandbox import blocking_directive
 
 STRICT = Sandbox(
     "strict", "yes", private_tmp=True, writable=("/var/lib/reconciled", "/run/reconciled")

@@ -1,9 +1,9 @@
-"""What is known of one unit of the service manager: a value, put together from its properties.
+"""The facts of one unit of the service manager, parsed from its properties.
 
-1. None is "could not be read", and never a default: whoever compares passes over it.
+1. None means "could not be read", and is never a default: a comparison skips it.
 2. Durations are seconds; ``math.inf`` where the manager waits for ever.
-3. Values have the shapes of the bus: microseconds, truth values, lists. What systemctl prints is
-   brought into these by ``service/show.py``.
+3. Properties have the types of D-Bus: microseconds, booleans, lists. ``systemctl.py`` converts the
+   output of systemctl into them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-# What is asked for, where a question has to name it.
+# The properties that systemctl is asked for; the bus returns all of them.
 PROPERTIES = (
     *("Id", "LoadState", "ActiveState", "MainPID", "NeedDaemonReload", "TriggeredBy"),
     *("FragmentPath", "DropInPaths"),
@@ -30,7 +30,7 @@ PROPERTIES = (
 _FOREVER = 2**64 - 1
 _SPANS = {"us": 1, "ms": 1000, "s": 10**6, "sec": 10**6, "m": 60 * 10**6, "min": 60 * 10**6}
 _SPANS |= {"h": 3600 * 10**6, "hr": 3600 * 10**6, "d": 86400 * 10**6, "w": 604800 * 10**6}
-# As systemd counts them; without a unit it takes seconds.
+# The lengths that systemd assumes; a number without a unit is in seconds.
 _SPANS |= {"month": 2629800 * 10**6, "y": 31557600 * 10**6, "": 10**6}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _ROOTS = {"State": "/var/lib", "Cache": "/var/cache", "Logs": "/var/log", "Runtime": "/run"}
@@ -41,19 +41,19 @@ Command = tuple[str, ...]
 
 @attrs.frozen
 class UnitUnavailable:
-    """Why nothing is known of a unit."""
+    """Why the facts of a unit could not be read."""
 
     reason: str
 
 
 @attrs.frozen
 class Sandbox:
-    """What of the file system a service may see and write.
+    """Which parts of the file system a service can see and write.
 
-    system    ProtectSystem=: no, yes, full or strict
-    home      ProtectHome=: no, yes, read-only or tmpfs
-    tmp       PrivateTmp=: /tmp and /var/tmp are its own
-    writable  ReadWritePaths= and the directories that the manager makes for it
+    protect_system  ProtectSystem=: no, yes, full or strict
+    protect_home    ProtectHome=: no, yes, read-only or tmpfs
+    private_tmp     PrivateTmp=: the service has its own /tmp and /var/tmp
+    writable        ReadWritePaths= and the directories that the manager creates for it
     """
 
     protect_system: str = "no"
@@ -66,7 +66,7 @@ class Sandbox:
 
 @attrs.frozen
 class SocketFacts:
-    """A socket unit that starts the service: its name, its paths, and who owns them."""
+    """A socket unit that starts the service: its name, its paths, and their owner."""
 
     name: str
     paths: tuple[str, ...] = ()
@@ -75,13 +75,13 @@ class SocketFacts:
 
 @attrs.frozen
 class UnitFacts:
-    """One service unit, and what of the host concerns its stop.
+    """One service unit, and the settings of logind that concern its stop.
 
-    source         who told: bus, systemctl, or environment
-    of_user        whether it is a unit of a user's own manager
-    prevented      the exit codes after which it is not restarted
-    inhibit_delay  how long a shutdown waits for whoever delays it; of the host
-    runtime        its RuntimeDirectory=, as paths; they go with each stop
+    source                       bus, systemctl or environment
+    is_user_unit                 whether a user's manager runs it
+    restart_prevent_exit_status  the exit codes after which it is not restarted
+    inhibit_delay                InhibitDelayMaxSec= of logind
+    runtime_directories          RuntimeDirectory=, as paths; each stop removes them
     """
 
     name: str
@@ -105,7 +105,7 @@ class UnitFacts:
     exec_stop_post: tuple[Command, ...] | None = None
     need_daemon_reload: bool | None = None
     user: str | None = None
-    fragments: tuple[str, ...] = ()  # the files that it was read from, in their order
+    fragments: tuple[str, ...] = ()  # the unit file and its drop-ins, in order
     inhibit_delay: float | None = None
     runtime_directories: tuple[str, ...] = ()
     sandbox: Sandbox = attrs.Factory(Sandbox)
@@ -113,19 +113,19 @@ class UnitFacts:
 
     @property
     def reaper(self) -> Command | None:
-        """The command after its stop that is ``reconciled reap``; None: there is none."""
+        """The command in ExecStopPost= that is ``reconciled reap``; None: there is none."""
         return next((each for each in self.exec_stop_post or () if "reap" in each[1:2]), None)
 
     @property
     def program(self) -> str:
-        """How the unit calls us."""
+        """The name by which the unit starts ``reconciled``."""
         return self.exec_start[0][0] if self.exec_start and self.exec_start[0] else "reconciled"
 
 
 def facts_of(properties: Properties, source: str, *, is_user_unit: bool = False) -> UnitFacts:
-    """What *properties* say of a service unit; what they do not name stays unknown."""
+    """The facts of a service unit; a property that is missing is unknown."""
     get = properties.get
-    prevented = get("RestartPreventExitStatus")
+    codes = get("RestartPreventExitStatus")
     burst = get("StartLimitBurst")
     return UnitFacts(
         name=str(get("Id", "")),
@@ -141,7 +141,7 @@ def facts_of(properties: Properties, source: str, *, is_user_unit: bool = False)
         notify_access=get("NotifyAccess"),
         restart=get("Restart"),
         restart_delay=seconds_of(get("RestartUSec")),
-        restart_prevent_exit_status=None if prevented is None else frozenset(prevented[0]),
+        restart_prevent_exit_status=None if codes is None else frozenset(codes[0]),
         oom_policy=get("OOMPolicy"),
         start_limit_interval=seconds_of(get("StartLimitIntervalUSec")),
         start_limit_burst=None if burst is None else int(burst),
@@ -156,7 +156,7 @@ def facts_of(properties: Properties, source: str, *, is_user_unit: bool = False)
 
 
 def socket_of(properties: Properties) -> SocketFacts:
-    """What *properties* say of a socket unit."""
+    """The facts of a socket unit."""
     listened = [path for _, path in properties.get("Listen", ()) if str(path).startswith("/")]
     owner = str(properties.get("SocketUser", ""))
     return SocketFacts(str(properties.get("Id", "")), tuple(listened), owner)
@@ -170,7 +170,7 @@ def seconds_of(microseconds: int | None) -> float | None:
 
 
 def parse_timespan(text: str) -> int | None:
-    """A time span as systemd writes it and people write it for systemd, in microseconds."""
+    """A time span in the syntax of systemd.time(7), in microseconds; None: it is invalid."""
     if text == "infinity":
         return _FOREVER
     parts = _PART.findall(text)
@@ -180,16 +180,16 @@ def parse_timespan(text: str) -> int | None:
 
 
 def _watchdog(properties: Properties) -> float | None:
-    """0 where it is off. Of a unit that never ran the manager always says "for ever"."""
+    """0 where it is off. For a unit that never ran the manager always returns "infinity"."""
     seconds = seconds_of(properties.get("WatchdogUSec"))
     if seconds == math.inf:
         return 0.0 if properties.get("MainPID") else None
     return seconds
 
 
-def _commands(written: Sequence[Sequence[Any]] | None) -> tuple[Command, ...] | None:
-    """Of (path, arguments, …) the arguments, in which the program comes first."""
-    return None if written is None else tuple(tuple(each[1]) for each in written)
+def _commands(entries: Sequence[Sequence[Any]] | None) -> tuple[Command, ...] | None:
+    """The arguments of each (path, arguments, …), the program first."""
+    return None if entries is None else tuple(tuple(each[1]) for each in entries)
 
 
 def _directories(properties: Properties, kind: str) -> tuple[str, ...]:
@@ -200,15 +200,15 @@ def _directories(properties: Properties, kind: str) -> tuple[str, ...]:
 
 def _sandbox(properties: Properties) -> Sandbox:
     def paths(name: str) -> tuple[str, ...]:
-        # "-" in front: may be missing. "+": below RootDirectory=, which we have none of.
+        # "-" in front: may be missing. "+": below RootDirectory=, which the unit does not use.
         return tuple(str(path).lstrip("-+") for path in properties.get(name, ()))
 
-    made = [path for kind in _ROOTS for path in _directories(properties, kind)]
+    created = [path for kind in _ROOTS for path in _directories(properties, kind)]
     return Sandbox(
         str(properties.get("ProtectSystem", "no")),
         str(properties.get("ProtectHome", "no")),
         bool(properties.get("PrivateTmp", False)),
-        (*paths("ReadWritePaths"), *made),
+        (*paths("ReadWritePaths"), *created),
         paths("ReadOnlyPaths"),
         paths("InaccessiblePaths"),
     )

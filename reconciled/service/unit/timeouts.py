@@ -1,8 +1,8 @@
-"""Whether the time that a unit and its host allow covers the daemon's stop, and its reaper's.
+"""Checks the timeouts of a unit and of logind against the daemon's stop and its reaper.
 
-1. The limit's rule: TimeoutStopSec= covers the stop budget and ten percent. That the daemon also
-   asks for more time while it stops does not count: a daemon-reload makes the manager forget it.
-2. The reaper has a limit of its own, the same one: what it may wait has to fit too.
+1. TimeoutStopSec= covers the stop budget and ten percent. That the daemon also requests more time
+   while it stops does not count: a daemon-reload makes the manager forget it.
+2. TimeoutStopSec= applies to the reaper separately: the reaper's longest wait has to fit too.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import shlex
 
 from reconciled.core.durations import format_duration, parse_duration
 from reconciled.core.stages import StopLimits
-from reconciled.service.findings import Finding, Remedy, Severity, drop_in, format_timespan
-from reconciled.service.unit_facts import Command, UnitFacts
+from reconciled.service.unit.facts import Command, UnitFacts
+from reconciled.service.unit.findings import Finding, Remedy, Severity, drop_in, format_timespan
 
 MARGIN_FACTOR = 1.1
-# A machine that is told to power off does so after this, whatever still runs.
+# systemd forces a power-off after this time, whatever still runs.
 POWER_OFF = 1800.0
-# logind gets its lock back so much before it would stop waiting.
+# The daemon releases its delay lock this long before logind would stop waiting.
 LOCK_MARGIN = 1.0
-# What the reaper needs besides waiting.
+# The reaper's time besides waiting.
 REAPER_MARGIN = 10.0
-# What ``reconciled reap`` waits where its words do not say it.
+# The defaults of ``reconciled reap``.
 REAP_WAIT, REAP_TERM = 600.0, 30.0
-_ABORT = 30.0  # what TimeoutAbortSec= needs at most, to write a dump
+_ABORT = 30.0  # enough for TimeoutAbortSec=, in which a core dump is written
 _LOGIND_FILE = "/etc/systemd/logind.conf.d/60-reconciled.conf"
 
 
 def recommended_timeout_stop(facts: UnitFacts, limits: StopLimits) -> float:
-    """The least TimeoutStopSec= that covers the stop and the reaper, as people round it."""
+    """The least TimeoutStopSec= that covers the stop and the reaper, rounded up."""
     needed = limits.budget * MARGIN_FACTOR
     if facts.kill_mode != "mixed":
-        # Where there is no reaper, another finding asks for one.
+        # Where there is no reaper, another finding recommends one.
         wait, term = reaper_times(facts.reaper) if facts.reaper else (limits.critical, REAP_TERM)
         needed = max(needed, max(wait, limits.critical) + term + REAPER_MARGIN)
     step = 5.0 if needed <= 120.0 else 60.0  # noqa: PLR2004 - 15s, 6min
@@ -40,7 +40,7 @@ def recommended_timeout_stop(facts: UnitFacts, limits: StopLimits) -> float:
 
 
 def timeout_stop(facts: UnitFacts, limits: StopLimits) -> Finding | None:
-    """The stop budget and the limit that the manager sets it."""
+    """Whether TimeoutStopSec= covers the stop budget."""
     have = facts.timeout_stop
     if have is None or have >= limits.budget * MARGIN_FACTOR:
         return None
@@ -50,14 +50,14 @@ def timeout_stop(facts: UnitFacts, limits: StopLimits) -> Finding | None:
         Severity.FAULT,
         "TimeoutStopSec",
         f"TimeoutStopSec={format_timespan(have)} is below the stop budget of"
-        f" {format_duration(limits.budget)}{room}: a stop can end in SIGKILL, in the middle of"
-        f" what is critical; set {want}, or lower stop.critical",
+        f" {format_duration(limits.budget)}{room}: a stop can end in SIGKILL during a critical"
+        f" operation; set {want}, or lower stop.critical",
         drop_in(facts, "stop-budget", f"TimeoutStopSec={want}"),
     )
 
 
 def power_off_limit(facts: UnitFacts, limits: StopLimits) -> Finding | None:
-    """All limits of a stop and a power-off: the daemon's, an abort's, the reaper's."""
+    """Whether the limits of daemon, abort and reaper together end before a forced power-off."""
     stop, abort = facts.timeout_stop, facts.timeout_abort
     if stop is None or facts.exec_stop_post is None:
         return None
@@ -72,16 +72,16 @@ def power_off_limit(facts: UnitFacts, limits: StopLimits) -> Finding | None:
     return Finding(
         Severity.ADVICE,
         "TimeoutStopSec",
-        f"TimeoutStopSec={format_timespan(stop)} lets a stop take"
-        f" {format_timespan(stop * ends + abort)} with all that belongs"
-        f" to it, and a power-off is forced after {format_timespan(POWER_OFF)};"
+        f"TimeoutStopSec={format_timespan(stop)} lets a stop, with abort and reaper, take"
+        f" {format_timespan(stop * ends + abort)}, and a power-off is forced after"
+        f" {format_timespan(POWER_OFF)};"
         f" {'set ' + format_timespan(want) if fits else 'lower stop.critical'}",
         drop_in(facts, "stop-budget", *lines) if fits else None,
     )
 
 
 def inhibit_delay(facts: UnitFacts, limits: StopLimits) -> Finding | None:
-    """The drain, and how long a shutdown of the machine lets itself be delayed for it."""
+    """Whether a shutdown of the machine can be delayed for the whole drain."""
     have, need = facts.inhibit_delay, limits.drain + LOCK_MARGIN
     if have is None or have >= need:
         return None
@@ -90,8 +90,9 @@ def inhibit_delay(facts: UnitFacts, limits: StopLimits) -> Finding | None:
         Severity.NOTE,
         "InhibitDelayMaxSec",
         f"InhibitDelayMaxSec={format_timespan(have)} of logind is below stop.drain"
-        f" ({format_duration(limits.drain)}) and a second: before a shutdown of the machine at most"
-        f" {before} are drained, and the rest in the stop that follows; set {want} for all of it",
+        f" ({format_duration(limits.drain)}) plus one second: before a shutdown of the machine the"
+        f" drain lasts at most {before} and continues in the stop that follows; set {want} for all"
+        " of it",
         Remedy(
             _LOGIND_FILE,
             f"[Login]\nInhibitDelayMaxSec={want}\n",
@@ -101,7 +102,7 @@ def inhibit_delay(facts: UnitFacts, limits: StopLimits) -> Finding | None:
 
 
 def reap_wait(facts: UnitFacts, limits: StopLimits) -> Finding | None:
-    """What the reaper may wait, what it has to, and the limit that it is under itself."""
+    """Whether the reaper waits as long as a critical operation may take, and within its limit."""
     if facts.reaper is None or facts.timeout_stop is None or facts.kill_mode == "mixed":
         return None
     wait, term = reaper_times(facts.reaper)
@@ -111,19 +112,18 @@ def reap_wait(facts: UnitFacts, limits: StopLimits) -> Finding | None:
         lines = ["ExecStopPost=", f"ExecStopPost={reap_line(facts, limits)}"]
         if facts.timeout_stop < limits.critical + REAP_TERM:
             lines.append(f"TimeoutStopSec={limit}")
-        # The empty line takes all commands along: only where there is no other.
+        # The empty line resets all commands: only where there is no other.
         remedy = drop_in(facts, "reaper", *lines) if len(facts.exec_stop_post or ()) == 1 else None
         what = (
-            f"reap --wait={format_duration(wait)} is below stop.critical ({want}): after a crash a"
-            f" critical program is ended before its time; set --wait={want}"
+            f"reap --wait={format_duration(wait)} is below stop.critical ({want}): after a crash"
+            f" critical programs are ended before their deadline; set --wait={want}"
         )
     elif limits.budget * MARGIN_FACTOR <= facts.timeout_stop < wait + term:
-        # Below the budget that is said already, and what to set covers the reaper.
+        # Below the budget timeout_stop() reports it, and its value covers the reaper.
         what = (
             f"reap --wait={format_duration(wait)} --term={format_duration(term)} may take longer"
-            f" than TimeoutStopSec={format_timespan(facts.timeout_stop)}, which holds for it too:"
-            f" it can be killed before it has ended what a crash left; set {limit},"
-            " or a shorter --wait"
+            f" than TimeoutStopSec={format_timespan(facts.timeout_stop)}, which applies to it too:"
+            f" it can be killed before it has ended the programs; set {limit}, or a shorter --wait"
         )
         remedy = drop_in(facts, "stop-budget", f"TimeoutStopSec={limit}")
     else:
@@ -132,20 +132,20 @@ def reap_wait(facts: UnitFacts, limits: StopLimits) -> Finding | None:
 
 
 def reap_line(facts: UnitFacts, limits: StopLimits) -> str:
-    """The reaper's command, as a unit file has it."""
+    """The reaper's command in the syntax of a unit file."""
     wait = format_duration(limits.critical)
     words = (facts.program, "reap", f"--wait={wait}", f"--term={format_duration(REAP_TERM)}")
-    # What the manager would expand is meant as it stands.
+    # The manager would expand these two characters.
     return shlex.join(words).replace("%", "%%").replace("$", "$$")
 
 
 def reaper_times(command: Command) -> tuple[float, float]:
-    """What ``reap`` waits for a critical program, and from SIGTERM to SIGKILL, in seconds."""
+    """How long ``reap`` waits for a critical program, and from SIGTERM to SIGKILL, in seconds."""
     return _option(command, "--wait", REAP_WAIT), _option(command, "--term", REAP_TERM)
 
 
 def _option(command: Command, name: str, default: float) -> float:
-    """The duration that *command* gives as ``--name=…`` or ``--name …``."""
+    """The duration of an option, written ``--name=…`` or ``--name …``."""
     for word, following in zip(command, (*command[1:], ""), strict=True):
         written = following if word == name else word.removeprefix(f"{name}=")
         if written != word:

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciled.core.stages import StopLimits
-from reconciled.service import manager
-from reconciled.service.comparison import compare
-from reconciled.service.manager import ManagerReply, read_own_unit, read_unit
-from reconciled.service.unit_facts import PROPERTIES, UnitFacts, UnitUnavailable
+from reconciled.service.unit import query
+from reconciled.service.unit.comparison import find_mismatches
+from reconciled.service.unit.facts import PROPERTIES, UnitFacts, UnitUnavailable
+from reconciled.service.unit.query import ManagerReply, read_unit
 
 NAME = "reconciled.service"
 GROUP = f"0::/system.slice/{NAME}\n"
@@ -37,9 +37,9 @@ class Machine:
     environ: dict[str, str] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.monkeypatch.setattr(manager, "TIMEOUT", TAKES)
-        self.monkeypatch.setattr(manager, "_BOOTED", self.root)
-        self.monkeypatch.setattr(manager, "_GROUP", self.root / "cgroup")
+        self.monkeypatch.setattr(query, "TIMEOUT", TAKES)
+        self.monkeypatch.setattr(query, "_BOOTED", self.root)
+        self.monkeypatch.setattr(query, "_GROUP", self.root / "cgroup")
         self.monkeypatch.setenv("PATH", str(self.root))
         self.environ["DBUS_SYSTEM_BUS_ADDRESS"] = f"unix:path={self.root}/bus"
         self.group(GROUP)
@@ -126,10 +126,10 @@ def reason(answer: UnitFacts | UnitUnavailable) -> str:
 @pytest.mark.parametrize(
     ("treat", "why"),
     [
-        (deaf, "the bus: "),
-        (polite, "the bus: "),
-        (gone, "the bus: the bus has closed the connection"),
-        (garbage, "the bus: "),
+        (deaf, "D-Bus: "),
+        (polite, "D-Bus: "),
+        (gone, "D-Bus: the bus closed the connection"),
+        (garbage, "D-Bus: "),
     ],
 )
 def test_a_bus_that_does_not_do_its_part(
@@ -141,7 +141,7 @@ def test_a_bus_that_does_not_do_its_part(
     """A bus that is silent, hangs up or talks nonsense is the reason, and takes no longer."""
     bus(treat)
     began = time.monotonic()
-    assert reason(read_own_unit(machine.environ)).startswith(why)
+    assert reason(read_unit(machine.environ)).startswith(why)
     assert time.monotonic() - began < TAKES + 1.0
 
 
@@ -149,10 +149,10 @@ def test_a_bus_that_does_not_do_its_part(
 def test_without_a_bus_systemctl_is_asked(machine: Machine) -> None:
     """Where there is no bus at all, what systemctl shows is taken, of the same unit."""
     machine.tells(SHOWN % os.getpid())
-    facts = read_own_unit(machine.environ)
+    facts = read_unit(machine.environ)
     assert isinstance(facts, UnitFacts)
     assert (facts.source, facts.name, facts.timeout_stop) == ("systemctl", NAME, 10.0)
-    assert read_unit(NAME, machine.environ) == facts
+    assert read_unit(machine.environ, NAME) == facts
 
 
 @pytest.mark.processes
@@ -161,13 +161,13 @@ def test_a_systemctl_that_does_not_do_its_part(machine: Machine, script: str) ->
     """One that hangs is ended, one that fails or babbles is no answer; nothing is raised."""
     machine.systemctl(script)
     began = time.monotonic()
-    assert reason(read_own_unit(machine.environ)).startswith("the bus: ")
+    assert reason(read_unit(machine.environ)).startswith("D-Bus: ")
     assert time.monotonic() - began < TAKES + 1.0
 
 
 def test_what_the_manager_has_told_is_left(machine: Machine) -> None:
     """With nobody to ask, the watchdog that the process was told of is all that is known."""
-    facts = read_own_unit(machine.environ, 60.0)
+    facts = read_unit(machine.environ, watchdog=60.0)
     assert facts == UnitFacts(NAME, "environment", watchdog=60.0)
 
 
@@ -175,37 +175,37 @@ def test_what_the_manager_has_told_is_left(machine: Machine) -> None:
 def test_a_daemon_started_by_hand_below_a_service_is_not_its_unit(machine: Machine) -> None:
     """The limits of a unit whose main process is another one are not ours."""
     machine.tells(SHOWN % (os.getpid() + 1))
-    expected = f"this process is not the main one of {NAME}"
-    assert reason(read_own_unit(machine.environ)) == expected
+    expected = f"this process is not the main process of {NAME}"
+    assert reason(read_unit(machine.environ)) == expected
 
 
 def test_a_shell_has_no_unit(machine: Machine) -> None:
     """In a control group that is no service's, nobody is asked."""
     machine.group("0::/user.slice/user-0.slice/login-3.scope\n")
     machine.systemctl("echo asked >&2")
-    assert reason(read_own_unit(machine.environ)) == "this process is not of a service unit"
+    assert reason(read_unit(machine.environ)) == "this process does not belong to a service unit"
 
 
 def test_a_users_unit_is_asked_of_its_own_manager(machine: Machine) -> None:
     """On the machine's bus a user's unit would be another one: only the user's bus is asked."""
     machine.group("0::/user.slice/user@1000.service/app.slice/reconciled.service\n")
-    assert reason(read_own_unit(machine.environ)) == "this user has no bus"
+    assert reason(read_unit(machine.environ)) == "this user has no D-Bus session bus"
     machine.group(GROUP)  # where that manager was started by hand, its own variable tells
     machine.environ["MANAGERPID"] = "1"
-    assert reason(read_own_unit(machine.environ)) == "this user has no bus"
+    assert reason(read_unit(machine.environ)) == "this user has no D-Bus session bus"
 
 
 def test_without_systemd_nobody_is_asked(machine: Machine, tmp_path: Path) -> None:
     """On a machine that systemd has not booted a unit cannot be there."""
-    machine.monkeypatch.setattr(manager, "_BOOTED", tmp_path / "none")
-    assert reason(read_unit(NAME, machine.environ)) == "there is no systemd here"
+    machine.monkeypatch.setattr(query, "_BOOTED", tmp_path / "none")
+    assert reason(read_unit(machine.environ, NAME)) == "this machine was not booted with systemd"
 
 
 @pytest.mark.processes
 def test_a_unit_that_is_not_there_is_told(machine: Machine) -> None:
     """A name that the manager finds no unit for is said to be that."""
     machine.tells("Id=x.service\nLoadState=not-found\n")
-    assert reason(read_unit("x.service", machine.environ)) == "x.service is not loaded: not-found"
+    assert reason(read_unit(machine.environ, "x.service")) == "x.service is not loaded: not-found"
 
 
 @pytest.mark.processes
@@ -228,7 +228,7 @@ def test_the_watchdog_is_as_written(
     others = " ".join(map(str, files[1:]))
     told = f"FragmentPath={files[0]}\nDropInPaths={others}\nWatchdogUSec=infinity\n"
     machine.tells(SHOWN % 0 + told)
-    facts = read_unit(NAME, machine.environ)
+    facts = read_unit(machine.environ, NAME)
     assert isinstance(facts, UnitFacts)
     assert facts.watchdog == watchdog
 
@@ -247,9 +247,9 @@ def test_whatever_the_properties_are(
 ) -> None:
     """Properties of any type are facts that can be compared, or no answer; nothing is raised."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(manager, "_own_group", lambda: GROUP)
+        patched.setattr(query, "_own_group", lambda: GROUP)
         answer = ManagerReply("bus", unit | {"MainPID": os.getpid()}, tuple(sockets), delay)
-        patched.setattr(manager, "_ask_bus", lambda *_, **__: answer)
-        read = read_own_unit({})
+        patched.setattr(query, "_query_bus", lambda *_, **__: answer)
+        read = read_unit({})
     if isinstance(read, UnitFacts):
-        compare(read, StopLimits())
+        find_mismatches(read, StopLimits())
