@@ -171,7 +171,7 @@ def _query_bus(
 
     address = user_bus_address(environ) if is_user_unit else system_bus_address(environ)
     if not address:
-        return UnitUnavailable("this user has no D-Bus session bus")
+        return UnitUnavailable("this user has no D-Bus of its own")
     with connect(address, deadline) as bus:
         if queried is None:
             unit = bus.properties(bus.call_method(MANAGER, "GetUnitByPID", "u", 0))
