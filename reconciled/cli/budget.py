@@ -96,7 +96,7 @@ def declared_budgets(surveyed: list[ControllerScan]) -> list[KeyDuration]:
     declared = []
     for each in surveyed:
         for key, manifest in each.desired.manifests.items():
-            seconds = each.ready.reconciler.budget(each.ready.plugin.spec(manifest))
+            seconds = each.ready.reconciler.budget(each.ready.plugin.spec_of(manifest))
             if seconds is not None:
                 declared.append(KeyDuration(seconds, key))
     return sorted(declared, key=lambda each: (-each.seconds, each.key))

@@ -194,7 +194,7 @@ def _cannot_roll_back(each: ControllerScan) -> list[str]:
         f"{manifest.origin}: nothing can roll this {manifest.kind} back, as interrupted: roll-back"
         " wants: once interrupted it is held; give it what undoes it, or choose another policy"
         for manifest in each.desired.manifests.values()
-        if not ready.reconciler.can_undo(ready.plugin.spec(manifest))
+        if not ready.reconciler.can_undo(ready.plugin.spec_of(manifest))
     ]
 
 

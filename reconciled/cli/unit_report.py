@@ -106,7 +106,7 @@ def _declared_files(scanned: Iterable[ControllerScan]) -> Iterator[tuple[Origin,
     for each in scanned:
         root = getattr(each.ready.reconciler.options, "root", "/")
         for manifest in each.desired.manifests.values():
-            spec = each.ready.plugin.spec(manifest)
+            spec = each.ready.plugin.spec_of(manifest)
             if isinstance(spec, File):
                 yield manifest.origin, os.path.normpath(Path(root) / spec.path)
 

@@ -4,7 +4,8 @@
    unknown apiVersion are all told, so that no resource goes missing silently.
 2. A key that two documents of a file declare has neither of them: which one was meant is
    unknown, and whoever calls keeps the last good one.
-3. The spec stays as it was written; checking it against a class is the caller's *validate*.
+3. The spec is kept as it was written. The caller's *read_spec* makes the object of the plugin's
+   class; the manifest carries it, so that validation, budgets, plans and runs share one object.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from reconciled.core.errors import Invalid
 from reconciled.core.problems import Problem
 from reconciled.core.resources import NOTHING, Manifest, Origin, fingerprint_of
 
-# Checks the spec of a manifest of the given kind, which stands at the path of the positions.
-SpecValidator = Callable[[str, Mapping[str, Any], Positions, Path], list[Problem]]
+# The spec of a manifest of the given kind as an object; None for a kind that is not the caller's.
+# The path is that of the spec within the positions. Raises Invalid.
+SpecReader = Callable[[str, Mapping[str, Any], Positions, Path], Any]
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
@@ -77,11 +79,11 @@ class _RawManifest:
 class Parser:
     """Parses files of manifests. Make one and keep it: it remembers how to read them.
 
-    *validate* is asked about each manifest that is good as such; one that it has problems
-    with is not returned.
+    *read_spec* gets the spec of each manifest that is valid as such; a manifest for which it
+    raises Invalid is not returned.
     """
 
-    _validate: SpecValidator | None = None
+    _read_spec: SpecReader | None = None
     _structurer: Structurer = attrs.Factory(Structurer)
 
     def parse(self, data: bytes, file: str) -> tuple[list[Manifest], list[Problem]]:
@@ -110,13 +112,12 @@ class Parser:
             message = f"takes a mapping of kind, metadata and spec, got {describe(document.data)}"
             raise Invalid([positions.problem((), message)])
         written = self._structurer.structure(_RawManifest, document.data, positions)
-        if self._validate is not None:
-            problems = self._validate(written.kind, written.spec, positions, ("spec",))
-            if problems:
-                raise Invalid(problems)
+        typed_spec = None
+        if self._read_spec is not None:
+            typed_spec = self._read_spec(written.kind, written.spec, positions, ("spec",))
         metadata = written.metadata
         # Thousands of manifests share few kinds and namespaces, and mostly have no labels.
-        return Manifest(
+        manifest = Manifest(
             kind=sys.intern(written.kind),
             name=metadata.name,
             spec=written.spec,
@@ -126,6 +127,7 @@ class Parser:
             labels=metadata.labels or NOTHING,
             annotations=metadata.annotations or NOTHING,
         )
+        return manifest if typed_spec is None else manifest.with_typed_spec(typed_spec)
 
 
 def _drop_duplicates(manifests: list[Manifest]) -> tuple[list[Manifest], list[Problem]]:

@@ -65,7 +65,13 @@ class Origin:
 
 @attrs.frozen
 class Manifest:
-    """One declared resource, as plain data; the reconciler's spec class is applied later."""
+    """One declared resource, as plain data.
+
+    typed_spec is the spec as an object of the plugin's class, for a manifest that was parsed for
+    a controller of its kind; else None. It is made from *spec* and says nothing beyond it, so it
+    takes no part in equality, repr or fingerprint, is never stored, and attrs.evolve() drops it:
+    a manifest with another spec must not carry the object of the old one.
+    """
 
     kind: str
     name: str
@@ -76,6 +82,13 @@ class Manifest:
     namespace: str | None = None
     labels: Mapping[str, str] = NOTHING
     annotations: Mapping[str, str] = NOTHING
+    typed_spec: Any = attrs.field(default=None, init=False, eq=False, repr=False)
+
+    def with_typed_spec(self, typed_spec: Any) -> Manifest:
+        """The same manifest, carrying *typed_spec*."""
+        manifest = attrs.evolve(self)
+        object.__setattr__(manifest, "typed_spec", typed_spec)
+        return manifest
 
     def key_for(self, controller: str) -> Key:
         """The key of this resource under *controller*."""

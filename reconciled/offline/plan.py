@@ -82,7 +82,7 @@ async def plan(
                 request = PlanRequest(
                     key,
                     manifest,
-                    each.ready.plugin.spec(manifest),
+                    each.ready.plugin.spec_of(manifest),
                     each.fingerprint(key),
                     Path(scratch),
                     state / "memory" / directory_of(key),

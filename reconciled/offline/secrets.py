@@ -24,7 +24,7 @@ def unresolved(scans: list[ControllerScan]) -> list[str]:
         options = plugin.options(each.ready.config)
         named.update(secret.credential for _, secret in secrets_in(options))
         for manifest in each.desired.manifests.values():
-            for path, secret in secrets_in(plugin.spec(manifest)):
+            for path, secret in secrets_in(plugin.spec_of(manifest)):
                 named.add(secret.credential)
                 try:
                     secret.reveal_bytes()

@@ -53,14 +53,21 @@ class Plugin:
     warnings: tuple[str, ...] = ()
     _structurer: Structurer = attrs.field(factory=Structurer, repr=False)
 
-    def spec(self, manifest: Manifest) -> Any:
-        """The spec of *manifest* as the plugin's class. Raises Invalid, at the manifest."""
+    def spec_of(self, manifest: Manifest) -> Any:
+        """The spec of *manifest* as an object of spec_class.
+
+        It is the one that the manifest carries, else a new one: a manifest out of the store
+        carries none, and one that was parsed before a reload may carry an object of the class
+        that the reload replaced. Raises Invalid, at the manifest.
+        """
+        if type(manifest.typed_spec) is self.spec_class:
+            return manifest.typed_spec
         origin = manifest.origin
         positions = Positions(origin.file, Location(origin.line, origin.column))
-        return self.read(manifest.spec, positions, ("spec",))
+        return self.structure_spec(manifest.spec, positions, ("spec",))
 
-    def read(self, spec: Mapping[str, Any], positions: Positions, path: Steps) -> Any:
-        """*spec*, which stands at *path*, as the plugin's class. Raises Invalid."""
+    def structure_spec(self, spec: Mapping[str, Any], positions: Positions, path: Steps) -> Any:
+        """*spec*, written at *path*, as a new object of spec_class. Raises Invalid."""
         return self._structurer.structure(self.spec_class, spec, positions, path)
 
     def options(self, controller: ControllerConfig) -> Any:

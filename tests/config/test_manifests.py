@@ -9,7 +9,7 @@ import pytest
 
 from reconciled.config.manifests import Parser
 from reconciled.config.yaml.positions import Path, Positions
-from reconciled.core.problems import Problem
+from reconciled.core.errors import Invalid
 from reconciled.core.resources import NOTHING, Manifest, fingerprint_of
 
 GOOD = "kind: Exec\nmetadata: {name: site}\nspec: {}\n"
@@ -120,15 +120,16 @@ def test_one_name_in_two_kinds_or_namespaces() -> None:
     assert (len(manifests), messages) == (3, [])
 
 
-def test_validate_is_asked_with_the_place_of_the_spec() -> None:
-    """What *validate* finds keeps its manifest back, and can name its place in the spec."""
+def test_read_spec_gets_the_location_of_the_spec() -> None:
+    """A problem that *read_spec* raises omits its manifest, and names its location in the spec."""
 
-    def validate(
-        kind: str, spec: Mapping[str, Any], positions: Positions, path: Path
-    ) -> list[Problem]:
-        return [positions.problem((*path, "a"), f"bad in {kind}")] if "a" in spec else []
+    def read_spec(kind: str, spec: Mapping[str, Any], positions: Positions, path: Path) -> Any:
+        if "a" in spec:
+            raise Invalid([positions.problem((*path, "a"), f"bad in {kind}")])
+        return "typed"
 
     text = GOOD + "---\n" + GOOD.replace("site", "bad").replace("{}", "{a: 1}")
-    manifests, problems = Parser(validate).parse(text.encode(), "f")
+    manifests, problems = Parser(read_spec).parse(text.encode(), "f")
     assert [manifest.name for manifest in manifests] == ["site"]
+    assert [manifest.typed_spec for manifest in manifests] == ["typed"]
     assert [str(problem) for problem in problems] == ["f:7:11: spec.a: bad in Exec"]

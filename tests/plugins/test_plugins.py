@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -23,7 +24,7 @@ from reconciled.core.resources import Origin
 from reconciled.plugins import loading
 from reconciled.plugins.discovery import find_reconciler
 from reconciled.plugins.loading import Plugin
-from reconciled.runtime.controllers.factory import validator
+from reconciled.runtime.controllers.factory import spec_reader
 from reconciled.runtime.controllers.loading import LoadedController
 
 MOTD = """from __future__ import annotations
@@ -276,7 +277,7 @@ metadata: {name: b}
 spec: {anything: 1}
 """
     ready = LoadedController(None, loaded, loaded.cls(None))  # type: ignore[arg-type]  # of no use here
-    manifests, problems = Parser(validator(ready, lambda: math.inf)).parse(text, "f")
+    manifests, problems = Parser(spec_reader(ready, lambda: math.inf)).parse(text, "f")
     assert [manifest.name for manifest in manifests] == ["b"]
     assert [str(problem) for problem in problems] == [
         'f:3:14: spec.path: takes text, got the number 5: write "5"',
@@ -289,10 +290,68 @@ def test_spec_of_a_manifest(folder: Path) -> None:
     loaded = plugin(folder, MOTD)
     text = b"\n\nkind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
     ((manifest,), _) = Parser().parse(text, "f")
-    assert loaded.spec(manifest) == loaded.spec_class("/x")
+    assert loaded.spec_of(manifest) == loaded.spec_class("/x")
     with pytest.raises(Invalid, match=r"^f:3:1: spec\.path: takes text"):
-        loaded.spec(attrs.evolve(manifest, spec={"path": None}))
+        loaded.spec_of(attrs.evolve(manifest, spec={"path": None}))
     assert manifest.origin == Origin("f", 3, 1)
+
+
+def reader(loaded: Plugin) -> Parser:
+    """A parser of manifests for a controller with the plugin *loaded*."""
+    ready: Any = LoadedController(config=None, plugin=loaded, reconciler=loaded.cls())  # type: ignore[arg-type]
+    return Parser(spec_reader(ready, lambda: math.inf))
+
+
+def test_a_parsed_manifest_carries_its_spec(folder: Path) -> None:
+    """The object that validation made is the one that budgets, plans and runs get."""
+    text = MOTD.replace(
+        '"VERSION 1"', '"x"\n    def __attrs_post_init__(self): made.append(self.path)'
+    ).replace("import attrs", "import attrs\nmade = []")
+    loaded = plugin(folder, text)
+    data = b"kind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
+    (manifest,), problems = reader(loaded).parse(data, "f")
+    assert problems == []
+    assert loaded.spec_of(manifest) is manifest.typed_spec
+    assert loaded.spec_of(manifest).path == "/x"
+    assert vars(sys.modules[loaded.cls.__module__])["made"] == ["/x"]
+
+
+def test_the_carried_spec_is_not_part_of_the_manifest(folder: Path) -> None:
+    """It takes no part in equality, repr or fingerprint, and a changed copy lacks it."""
+    data = b"kind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
+    ((typed,), _), ((plain,), _) = (
+        reader(plugin(folder, MOTD)).parse(data, "f"),
+        Parser().parse(data, "f"),
+    )
+    assert (typed, repr(typed), typed.fingerprint) == (plain, repr(plain), plain.fingerprint)
+    assert plain.typed_spec is None
+    assert attrs.evolve(typed, spec={"path": "/y"}).typed_spec is None
+
+
+def test_c13_a_manifest_from_before_a_reload_is_structured_anew(folder: Path) -> None:
+    """No object of a class that a reload replaced reaches the new controller."""
+    old = plugin(folder, MOTD)
+    new = plugin(folder, MOTD.replace("VERSION 1", "VERSION 2"))
+    data = b"kind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
+    ((manifest,), _) = reader(old).parse(data, "f")
+    assert old.spec_of(manifest).text == "VERSION 1"
+    assert type(new.spec_of(manifest)) is new.spec_class
+    assert new.spec_of(manifest).text == "VERSION 2"
+    assert manifest.typed_spec.text == "VERSION 1"
+
+
+def test_c15_a_spec_that_fails_is_a_problem_of_its_manifest(folder: Path) -> None:
+    """What __attrs_post_init__ raises is reported at the spec, and its neighbours are parsed."""
+    text = MOTD.replace(
+        '"VERSION 1"',
+        '"x"\n    def __attrs_post_init__(self):\n'
+        '        if self.path == "/bad": raise OSError("no")',
+    )
+    good = b"kind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
+    data = good + b"---\n" + good.replace(b"name: a", b"name: b").replace(b"/x", b"/bad")
+    manifests, problems = reader(plugin(folder, text)).parse(data, "f")
+    assert [manifest.name for manifest in manifests] == ["a"]
+    assert [str(problem) for problem in problems] == ["f:7:7: spec: no"]
 
 
 def test_c15_a_spec_that_ends_the_process(folder: Path) -> None:
@@ -302,7 +361,7 @@ def test_c15_a_spec_that_ends_the_process(folder: Path) -> None:
     )
     ((manifest,), _) = Parser().parse(b"kind: Motd\nmetadata: {name: a}\nspec: {path: x}", "f")
     with pytest.raises(Invalid):
-        plugin(folder, text).spec(manifest)
+        plugin(folder, text).spec_of(manifest)
 
 
 def test_options(folder: Path, tmp_path: Path) -> None:
@@ -336,9 +395,9 @@ def test_c15_the_process_lives_on(folder: Path) -> None:
     program = (
         "import pathlib, sys\n"
         "from reconciled.core.errors import PluginBroken\n"
-        "from reconciled.plugins.discovery import find\n"
+        "from reconciled.plugins.discovery import find_reconciler\n"
         "from reconciled.plugins.loading import load\n"
-        "try: load(find('motd:X', [pathlib.Path(sys.argv[1])]))\n"
+        "try: load(find_reconciler('motd:X', [pathlib.Path(sys.argv[1])]))\n"
         "except PluginBroken as error: print(error)\n"
     )
     ran = subprocess.run(

@@ -50,7 +50,7 @@ def _ask_reconciler(ready: LoadedController, record: OperationRecord) -> str:
     if kind != record.pinned["kind"]:
         return f"nothing can undo it: controller {controller.name} takes {kind} now"
     try:
-        if ready.reconciler.can_undo(ready.plugin.spec(pinned_manifest(record))):
+        if ready.reconciler.can_undo(ready.plugin.spec_of(pinned_manifest(record))):
             return ""
     except Invalid as invalid:
         return f"its pinned spec does not fit any more: {invalid}"

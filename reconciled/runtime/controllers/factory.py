@@ -6,14 +6,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from reconciled.config.manifests import Parser, SpecValidator
+from reconciled.config.manifests import Parser, SpecReader
 from reconciled.config.watches import DirectoryWatch, EveryWatch
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
 from reconciled.core.desired_state import DesiredState
 from reconciled.core.durations import format_duration
 from reconciled.core.errors import Invalid
-from reconciled.core.problems import Problem
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import controller_of
@@ -58,31 +57,29 @@ def build(
     )
 
 
-def validator(ready: LoadedController, critical: Callable[[], float]) -> SpecValidator:
-    """Checks specs of the controller's kind: against their class, and their budget's limit."""
+def spec_reader(ready: LoadedController, critical: Callable[[], float]) -> SpecReader:
+    """Reads specs of the controller's kind: checked against their class and the budget's limit."""
     plugin, reconciler = ready.plugin, ready.reconciler
 
-    def validate(
-        kind: str, spec: Mapping[str, Any], positions: Positions, path: Steps
-    ) -> list[Problem]:
+    def read(kind: str, spec: Mapping[str, Any], positions: Positions, path: Steps) -> Any:
         if kind != plugin.kind:
-            return []
+            return None
+        typed_spec = plugin.structure_spec(spec, positions, path)
         try:
-            budget = reconciler.budget(plugin.read(spec, positions, path))
+            budget = reconciler.budget(typed_spec)
             if budget is None or budget <= critical():
-                return []
-        except Invalid as invalid:
-            return invalid.problems
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - plugin code
+                return typed_spec
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             # A problem of this manifest, not of its source.
-            return [positions.problem(path, f"budget() failed: {text_of(error)}")]
+            problem = positions.problem(path, f"budget() failed: {text_of(error)}")
+            raise Invalid([problem]) from error
         message = (
             f"an operation of it may take {format_duration(budget)}, longer than stop.critical"
             f" ({format_duration(critical())}): lower the budget, or raise stop.critical"
         )
-        return [positions.problem(path, message)]
+        raise Invalid([positions.problem(path, message)])
 
-    return validate
+    return read
 
 
 def watchers_of(
@@ -92,7 +89,7 @@ def watchers_of(
 
     critical gives the limit that the manifests' budgets have to keep; a reload may change it.
     """
-    parse = Parser(validator(ready, critical)).parse
+    parse = Parser(spec_reader(ready, critical)).parse
     for watch in ready.config.watch:
         if isinstance(watch, DirectoryWatch):
             watcher = DirectoryWatcher(watch.path, parse)

@@ -79,7 +79,7 @@ class Recovery:
         manifest = pinned_manifest(self.record)
         self._context.logs.redactor.register_all(manifest.spec)
         try:
-            spec = self.controller.plugin.spec(manifest)
+            spec = self.controller.plugin.spec_of(manifest)
         except Invalid as invalid:
             return await self._hold(core.Hold(f"its pinned spec does not fit any more: {invalid}"))
         await self._begin_attempt()
@@ -310,7 +310,7 @@ class Recovery:
         controller = self.controller
         try:
             return controller.reconciler.can_undo(
-                controller.plugin.spec(pinned_manifest(self.record))
+                controller.plugin.spec_of(pinned_manifest(self.record))
             )
         except Exception:  # noqa: BLE001 - whatever it is: then nothing here can
             return False

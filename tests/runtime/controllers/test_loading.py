@@ -13,7 +13,7 @@ from reconciled.config.load import load
 from reconciled.config.manifests import Parser
 from reconciled.core.errors import Invalid
 from reconciled.core.sources import Watcher
-from reconciled.runtime.controllers.factory import validator, watchers_of
+from reconciled.runtime.controllers.factory import spec_reader, watchers_of
 from reconciled.runtime.controllers.loading import (
     LoadedController,
     PreparedConfig,
@@ -115,7 +115,7 @@ class Budgeted(ScriptedReconciler):
 def test_a_budget_is_judged_with_its_manifest(value: Any, told: str) -> None:
     """A budget above stop.critical, or one that cannot be told, harms its manifest alone."""
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
-    parser = Parser(validator(ready, lambda: 60.0))
+    parser = Parser(spec_reader(ready, lambda: 60.0))
     text = "".join(
         f"---\nkind: Thing\nmetadata: {{name: {name}}}\nspec: {{value: {given}}}\n"
         for name, given in (("a", value), ("b", 0))
@@ -128,7 +128,7 @@ def test_a_budget_is_judged_with_its_manifest(value: Any, told: str) -> None:
 def test_kinds_of_others_are_not_judged() -> None:
     """A manifest of a kind that this controller does not take is none of its business."""
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
-    parser = Parser(validator(ready, lambda: 60.0))
+    parser = Parser(spec_reader(ready, lambda: 60.0))
     manifests, problems = parser.parse(
         b"kind: Other\nmetadata: {name: a}\nspec: {anything: 1}\n", "x.yaml"
     )
@@ -154,7 +154,7 @@ async def test_a_limit_that_a_reload_changes_counts_at_once() -> None:
     """The validator asks for stop.critical each time, since a reload may change it."""
     limit = 60.0
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
-    parser = Parser(validator(ready, lambda: limit))
+    parser = Parser(spec_reader(ready, lambda: limit))
     text = b"kind: Thing\nmetadata: {name: a}\nspec: {value: 61}\n"
     assert parser.parse(text, "x.yaml")[0] == []
     limit = 61.0
