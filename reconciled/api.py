@@ -1,4 +1,4 @@
-"""What plugin authors import. Everything here is public and stable; nothing else is.
+"""What plugin authors import. The names in __all__ are public and stable; nothing else is.
 
 A reconciler makes the observed state of one key match its spec and may be repeated safely::
 
@@ -23,12 +23,12 @@ import abc
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import attrs
 
 from reconciled.core.durations import Seconds, parse_duration
-from reconciled.core.errors import SecretUnavailable, Terminal
+from reconciled.core.errors import NotJournaled, Overrun, SecretUnavailable, Terminal
 from reconciled.core.recovery import (
     Abandon,
     Complete,
@@ -74,10 +74,12 @@ __all__ = [
     "FileRefused",
     "Hold",
     "Interrupted",
+    "NotJournaled",
     "Observation",
     "Observed",
     "Operation",
     "Outcome",
+    "Overrun",
     "ProgramEnd",
     "ProgramFailed",
     "Reconciler",
@@ -133,11 +135,11 @@ class Operation(Protocol):
 
     @property
     def name(self) -> str:
-        """As the reconciler named it."""
+        """The name that the reconciler gave it in ``request.operation(name)``."""
 
     @property
     def attempt(self) -> int:
-        """1 for the first one."""
+        """The number of this attempt at the operation: 1 for the first, one more each time."""
 
     @property
     def epoch(self) -> int:
@@ -145,23 +147,24 @@ class Operation(Protocol):
 
     @property
     def undoes(self) -> str:
-        """The id of the operation that this one takes back; empty: none."""
+        """The id of the operation that this one undoes; empty for any other operation."""
 
     @property
     def directory(self) -> Path:
-        """``STATE/operations/ID``: made on first use, for output of its programs."""
+        """``STATE/operations/ID``, for files of its programs. Made on first use; raises OSError."""
 
     @property
     def last_step(self) -> str:
-        """The last step that is durable; empty before the first."""
+        """The name of the last step that is done; empty before the first."""
 
     def critical(self, *, budget: float | str) -> AbstractAsyncContextManager[Critical]:
-        """The part that outlives a stop, for *budget* at most (seconds or ``"10s"``).
+        """The part that a stop must not cut: shielded for *budget* (seconds, or ``"10s"``).
 
-        The budget counts from entry, whatever cancels the surroundings. Raises trio.Cancelled
-        at entry where work is cancelled already, and Overrun if the body was cut off. A
-        cancellation that arrives meanwhile is delivered at the first checkpoint after the
-        operation: a ``return done()`` right behind it still counts.
+        The budget counts from entry and includes waiting, so take locks before. Raises
+        ValueError if it is not positive, or longer than ``stop.critical``; trio.Cancelled at
+        entry if the work is already cancelled; Overrun if the body was cut off. A cancellation
+        that arrives meanwhile is delivered at the first checkpoint after the operation: a
+        ``return done()`` right behind it still counts.
         """
 
     async def step(
@@ -171,59 +174,67 @@ class Operation(Protocol):
         *,
         kind: StepKind = StepKind.IDEMPOTENT,
     ) -> Any:
-        """Run *function* as step *name*, or give its checkpoint data if it is done already.
+        """Run *function* as step *name*, or return its stored data if the step is done.
 
-        The data must be what JSON can express. It is durable before the next step starts, and
-        that of a ONCE step before this returns.
+        Returns what *function* returned, which must be expressible in JSON: TypeError otherwise.
+        The data is durable before the next step starts, and that of a ONCE step before this
+        returns. A cancellation inside *function* leaves the step started and without a result:
+        *kind* says what recovery may do with it then.
         """
 
 
 class RecoveringOperation(Operation, Protocol):
-    """The interrupted operation, for an observe() that is asked for its recovery."""
+    """The interrupted operation, as observe() sees it during recovery."""
 
     @property
     def ended(self) -> ProgramEnd | None:
-        """How its program ended after the daemon was gone; None: no record, or none outlived it."""
+        """How a program of it ended that outlived the daemon; None: there is no such record."""
 
 
 class Request(Protocol[S_co]):
-    """One run for one key."""
+    """One run for one key, or one plan for it. Valid until the method that got it returns."""
 
     @property
     def key(self) -> str:
-        """``controller/name``, or ``controller/namespace/name``."""
+        """The key: ``controller/name``, or ``controller/namespace/name``."""
 
     @property
     def name(self) -> str:
-        """Of the manifest."""
+        """The name of the resource, ``metadata.name`` of the manifest."""
 
     @property
     def namespace(self) -> str | None:
-        """Of the manifest."""
+        """The namespace, ``metadata.namespace`` of the manifest; None if it has none."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the manifest."""
+        """``metadata.labels`` of the manifest, a copy; empty if it has none."""
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Of the manifest."""
+        """``metadata.annotations`` of the manifest, a copy; empty if it has none."""
 
     @property
     def spec(self) -> S_co:
-        """The spec, as an object of the reconciler's class."""
+        """The spec as an object of the reconciler's spec class.
+
+        All runs of a manifest share one object: do not modify it.
+        """
 
     @property
     def raw_spec(self) -> dict[str, Any]:
-        """The spec as plain data, as it was declared."""
+        """The spec as plain data, as it was declared. Do not modify what is nested in it."""
 
     @property
     def fingerprint(self) -> str:
-        """Content hash of the spec."""
+        """A content hash of kind and spec: 32 hexadecimal digits, equal for equal specs."""
 
     @property
     def applied(self) -> str | None:
-        """Fingerprint of the spec that was last done for this key, across restarts."""
+        """The fingerprint of the spec that was last applied to this key, across restarts.
+
+        None: none was, or its removal has begun.
+        """
 
     @property
     def base(self) -> Path:
@@ -231,30 +242,36 @@ class Request(Protocol[S_co]):
 
     @property
     def output(self) -> Path:
-        """Below ``STATE/output``: for output of programs outside operations."""
+        """A directory below ``STATE/output`` for the output of programs outside operations.
+
+        Not made in advance; deleted with the key.
+        """
 
     @property
     def memory(self) -> Path:
-        """Below ``STATE/memory``: what the reconciler itself remembers of the key.
+        """A directory below ``STATE/memory`` for what the reconciler remembers of the key.
 
-        It goes when the key goes; made by whoever writes to it first. Read-only in plan().
+        Not made in advance: use make_directory(). Deleted with the key. Read-only in plan().
         """
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why this run happens; for logs, not for decisions."""
+        """Why this run happens, such as ``changed`` or ``every 10m``. For logs, not decisions."""
 
     @property
     def failures(self) -> int:
-        """Failed runs in a row before this one."""
+        """The number of failed runs in a row before this one."""
 
     @property
     def interrupted(self) -> RecoveringOperation | None:
-        """In an observe() for a recovery: what was interrupted. None in every other call."""
+        """In an observe() during recovery: the interrupted operation. None in every other call."""
 
     @property
     def stopping(self) -> bool:
-        """True from the instant a stop begins: leave out what the next start would do anyway."""
+        """True once a stop of the daemon or of this run has begun.
+
+        Leave out then what the next start would do anyway.
+        """
 
     @property
     def critical_limit(self) -> float:
@@ -262,21 +279,32 @@ class Request(Protocol[S_co]):
 
     @property
     def log(self) -> Any:
-        """A bound structlog logger: ``request.log.info("motd.written", size=12)``."""
+        """A logger that adds the key and the run: ``request.log.info("motd.written", size=12)``.
+
+        It has debug(), info(), warning() and error(). None of them blocks, or is a checkpoint.
+        """
 
     def operation(self, name: str) -> AbstractAsyncContextManager[Operation]:
-        """Open the operation *name*: durable before its body runs. One at a time a key."""
+        """Open the operation *name*: its intent is durable before the body runs.
+
+        One operation of a key is open at a time. After an interruption the same name re-enters
+        the interrupted one. Raises trio.Cancelled at entry if the run is cancelled or a stop
+        is past its drain, NotJournaled if the intent cannot be made durable, and RuntimeError
+        for another name than that of an interrupted operation, or in plan(). A body that is
+        cancelled or killed leaves the operation interrupted, for recovery.
+        """
 
     def cleanup(self) -> AbstractAsyncContextManager[None]:
-        """For awaiting in ``finally`` blocks: a small shielded budget after a cancellation.
+        """A shielded scope for awaiting in ``finally`` blocks, with ``stop.cleanup`` to spend.
 
-        Never raises by itself; an overrun is logged.
+        At the end of that time the body is cancelled and the overrun is logged; the context
+        manager itself raises nothing. RuntimeError in plan().
         """
 
 
 @attrs.frozen
 class Change:
-    """One thing that a plan says would be done, in words for a person."""
+    """One thing that a plan says would be done, as text for a person."""
 
     action: str  # create, change, remove, run …
     what: str  # path, program, object
@@ -284,7 +312,11 @@ class Change:
 
 
 class Reconciler(abc.ABC, Generic[S]):
-    """One instance serves all keys of one controller; runs of different keys overlap.
+    """Makes observed state match the spec, key by key. Subclass it as ``Reconciler[Spec]``.
+
+    One instance serves all keys of one controller; runs of different keys overlap. A subclass
+    has the optional methods remove(), plan() and undo() if it overrides them; the daemon never
+    calls the ones that are defined here.
 
     kind      the manifest kind it takes; by default the name of its spec class
     Options   attrs class for the controller's ``options``; None: it takes none
@@ -294,43 +326,85 @@ class Reconciler(abc.ABC, Generic[S]):
     Options: ClassVar[type | None] = None
 
     def __init__(self, options: Any = None) -> None:
+        """Keep *options*, an object of Options or None. Must not block, or have effects."""
         self.options = options
 
     @abc.abstractmethod
     async def reconcile(self, request: Request[S]) -> Result:
-        """Observe, compare, and act inside operations. Cancelled like any trio code."""
+        """Observe, compare, and do what is missing, with every effect inside an operation.
 
-    def budget(self, spec: S) -> float | None:  # noqa: ARG002 - for those that override it
-        """The longest critical budget that *spec* asks for, in seconds; None: not known.
-
-        It must fit ``stop.critical``: a manifest that asks for more is an invalid one.
+        May run again at any time. Return done(), after(), retry() or terminal(). Raising
+        Terminal is terminal(); any other exception is a retry with backoff. A stop, the
+        controller's ``timeout`` or the removal of the manifest raises trio.Cancelled at the
+        next checkpoint: let it pass, and clean up inside ``request.cleanup()``.
         """
-        return None
 
-    async def observe(self, request: Request[S]) -> Observation | None:  # noqa: ARG002
-        """What is there, without effects; may answer UNKNOWN. None: it cannot observe.
+    async def remove(self, request: Request[S]) -> Result:
+        """Optional: undo what was applied, once the manifest is removed.
 
-        Asked first of all when an operation was interrupted; raising counts as UNKNOWN.
+        Results, exceptions and cancellation are those of reconcile(); it may run again. The key
+        is forgotten after done(). Without an override the key is only forgotten, and what was
+        applied remains.
+        """
+        raise NotImplementedError
+
+    async def plan(self, request: Request[S]) -> list[Change]:
+        """Optional: what reconcile() would do now, without effects; an empty list: nothing.
+
+        An exception is shown as the reason why the key cannot be planned. Cancelled after 60 s.
+        Without an override the plan of each key is shown as unknown.
+        """
+        raise NotImplementedError
+
+    async def undo(self, request: Request[S], step: Step) -> None:
+        """Optional: undo *step* of an operation that is rolled back.
+
+        Called for each step that is done or was started, newest first, except PURE ones; so it
+        must be safe for a step that had no effect, and safe to repeat. ``request.spec`` is the
+        spec of the operation. ``request.operation()`` returns the undoing operation, whatever
+        its name. An exception is a failed run, and undo() is called again after the backoff; a
+        cancellation interrupts it, and recovery calls it again. Without an override (or where
+        can_undo() is False) a roll-back holds the key.
+        """
+        raise NotImplementedError
+
+    async def observe(self, request: Request[S]) -> Observation | None:  # noqa: ARG002 - for overrides
+        """Measure the present state, without effects. None: this reconciler cannot.
+
+        Called first in the recovery of an interrupted operation. An exception counts as
+        Observed.UNKNOWN. Cancelled like reconcile().
         """
         return None
 
     def recover(
         self,
-        interrupted: Interrupted,  # noqa: ARG002 - for those that override it
-        observation: Observation | None,  # noqa: ARG002
+        interrupted: Interrupted,  # noqa: ARG002 - for overrides
+        observation: Observation | None,  # noqa: ARG002 - for overrides
     ) -> Decision | None:
-        """What to do about an interrupted operation; a pure function of its arguments.
+        """Decide about an interrupted operation: a pure function of its arguments.
 
-        None: no opinion, so that what was observed and the controller's policy decide.
+        None: no opinion, so that the observation and the controller's ``interrupted:`` policy
+        decide. An exception, or anything that is not a decision, holds the key.
         """
         return None
 
-    def can_undo(self, spec: S) -> bool:  # noqa: ARG002
-        """Whether undo() is there for *spec*: by default, whether the class has an undo()."""
-        return hasattr(self, "undo")
+    def budget(self, spec: S) -> float | None:  # noqa: ARG002 - for overrides
+        """The longest critical budget that *spec* asks for, in seconds; None: not known.
 
-    # Optional: remove(request), plan(request) -> list[Change], and undo(request, step), which
-    # takes one step back; called for each step that may have had an effect, newest first, and
-    # again if it was interrupted itself. A method that a class lacks is never called: without
-    # remove() a key whose manifest went is only forgotten; without plan() its plan is shown as
-    # unknown; without undo() nothing of it is rolled back.
+        Pure, and may run in a thread. A manifest whose budget is longer than ``stop.critical``,
+        or for which this raises, is invalid.
+        """
+        return None
+
+    def can_undo(self, spec: S) -> bool:  # noqa: ARG002 - for overrides
+        """Whether undo() can undo an operation with *spec*. By default: if it is overridden.
+
+        Pure. An exception is a failed run.
+        """
+        return has_method(self, "undo")
+
+
+def has_method(reconciler: Reconciler[Any], name: Literal["remove", "plan", "undo"]) -> bool:
+    """Whether *reconciler* has the optional method *name*: it is overridden, and not by None."""
+    method = getattr(reconciler, name)
+    return method is not None and getattr(method, "__func__", None) is not getattr(Reconciler, name)

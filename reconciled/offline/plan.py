@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import attrs
 import trio
 
-from reconciled.api import Change, Operation
+from reconciled.api import Change, Operation, has_method
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.sqlite.store import Applied
 from reconciled.observe.bound_log import BoundLog
@@ -109,10 +109,10 @@ def _checked(answer: object) -> tuple[Change, ...]:
 
 
 def _removals(each: ControllerScan, only: set[Key]) -> Iterable[KeyPlan]:
-    has = hasattr(each.ready.reconciler, "remove")
+    action = "remove" if has_method(each.ready.reconciler, "remove") else "forget"
     for key in (*each.removed, *each.held):
         if not only or key in only:
-            change = Change("remove" if has else "forget", _kind(each.applied.get(key)), "")
+            change = Change(action, _kind(each.applied.get(key)), "")
             yield KeyPlan(key, (change,), held=key in each.held)
 
 
@@ -122,14 +122,13 @@ def _kind(applied: Applied | None) -> str:
 
 async def _ask(each: ControllerScan, request: PlanRequest) -> KeyPlan:
     key, manifest = request.key, request.manifest
-    ask = getattr(each.ready.reconciler, "plan", None)
-    if ask is None:
+    if not has_method(each.ready.reconciler, "plan"):
         change = Change("reconcile", manifest.kind, "declared, not applied yet")
         same = request.applied == manifest.fingerprint
         return KeyPlan(key, () if same else (change,), unknown=True)
     try:
         with trio.fail_after(TIMEOUT):
-            return KeyPlan(key, _checked(await ask(request)))
+            return KeyPlan(key, _checked(await each.ready.reconciler.plan(request)))
     except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
         failure = failure_of(error)
         if failure is None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from reconciled.api import has_method
 from reconciled.core import recovery as core
 from reconciled.core.errors import Invalid, RecordDamaged
 from reconciled.core.queue.entry import Job
@@ -239,8 +240,8 @@ class Recovery:
     async def _roll_forward(self, request: RunRequest) -> Result:
         """The reconciler's own code, which re-enters the operation at the step it had reached."""
         reconciler = self.controller.reconciler
-        act: Any = getattr(reconciler, "remove" if request.removal else "reconcile", None)
-        if act is None:
+        act = reconciler.remove if request.removal else reconciler.reconcile
+        if request.removal and not has_method(reconciler, "remove"):
             # Never reconcile() instead: that would apply what has to go.
             return await self._hold(core.Hold("it removes, and nothing here can remove it"))
         try:
@@ -294,15 +295,15 @@ class Recovery:
 
     async def _undo(self, request: RunRequest) -> Result:
         """Take the steps back, newest first; each is a step of the undoing operation."""
-        undo = getattr(self.controller.reconciler, "undo", None)
-        if undo is None:
+        reconciler = self.controller.reconciler
+        if not has_method(reconciler, "undo"):
             return await self._hold(core.Hold("nothing here can undo it any more"))
         async with request.undoing() as operation:
             for step in reversed(self.record.pinned.get("undo", [])):
                 view = core.Step(
                     step["name"], core.StepKind(step["kind"]), step["done"], step["data"]
                 )
-                await operation.step(f"undo {view.name}", partial(undo, request, view))
+                await operation.step(f"undo {view.name}", partial(reconciler.undo, request, view))
         return done("recovered: rolled back")
 
     def _can_undo(self) -> bool:

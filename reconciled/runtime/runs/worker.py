@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from reconciled.api import has_method
 from reconciled.core.durations import format_duration
 from reconciled.core.queue.entry import Job
 from reconciled.core.recovery import Observed
@@ -166,8 +167,12 @@ async def _hold_if_degraded(controller: Controller, request: RunRequest) -> Resu
 
 async def _remove(controller: Controller, request: RunRequest) -> Result:
     """Undo what was applied, where the reconciler can, and forget the key."""
-    remove = getattr(controller.reconciler, "remove", None)
-    result = done("forgotten") if remove is None else checked_result(await remove(request))
+    reconciler = controller.reconciler
+    result = (
+        checked_result(await reconciler.remove(request))
+        if has_method(reconciler, "remove")
+        else done("forgotten")
+    )
     if result.outcome is Outcome.DONE:
         async with request.work.cleanup("record of the removal"):
             await controller.context.store.forget(request.key)
