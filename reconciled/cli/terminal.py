@@ -1,4 +1,4 @@
-"""What verbs print: text for people, JSON for programs, and the state directory they look at."""
+"""Output of verbs, text and JSON, and their access to the state directory."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from reconciled.runtime.controllers.loading import PreparedConfig
 
 
 def print_line(text: str = "") -> None:
-    """One line, or several, on standard output."""
+    """Print one line, or several, on standard output."""
     print(text)  # noqa: T201 - verbs print
 
 
 def print_error(text: str) -> None:
-    """The same on standard error."""
+    """Print one line, or several, on standard error."""
     print(text, file=sys.stderr)  # noqa: T201 - verbs print
 
 
 def print_json(data: Any) -> None:
-    """*data* for programs; keys keep their order."""
+    """Print *data* as JSON on standard output; keys keep their order."""
     print_line(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def report_invalid(invalid: Invalid) -> int:
-    """Print every problem of an invalid configuration; its exit code."""
+    """Print every problem of an invalid configuration; returns the exit code."""
     for problem in invalid.problems:
         print_error(str(problem))
     return INVALID
 
 
-def report_problems(prepared: PreparedConfig, surveyed: list[ControllerScan]) -> bool:
-    """Print what keeps a survey from being whole; whether anything does."""
+def report_problems(prepared: PreparedConfig, scans: list[ControllerScan]) -> bool:
+    """Print each stalled controller, unreadable source and bad manifest; whether there is any."""
     lines = [f"controller {one.config.name} stalls: {one.reason}" for one in prepared.stalled]
-    for each in surveyed:
+    for each in scans:
         lines += [f"{source} cannot be read: {why}" for source, why in each.unavailable.items()]
         lines += [str(problem) for problem in each.problems]
     for line in lines:
@@ -51,7 +51,7 @@ def report_problems(prepared: PreparedConfig, surveyed: list[ControllerScan]) ->
 
 
 def read_applied(state: Path) -> dict[str, dict[Key, Applied]]:
-    """What was applied, by controller; nothing where there is no store yet.
+    """What was applied, by controller; empty where there is no store yet.
 
     Raises StoreTooNew, StoreUnusable.
     """
@@ -60,11 +60,11 @@ def read_applied(state: Path) -> dict[str, dict[Key, Applied]]:
 
 
 def act_as_owner(state: Path) -> None:
-    """As root, be the owner of *state* from here on: the daemon has to read what is written."""
+    """As root, become the owner of *state*: the daemon has to read what this verb writes."""
     if os.geteuid() != 0 or not state.exists():
         return
     status = state.stat()
-    # Where root is the owner there is nothing to become, and a sandbox refuses even the call.
+    # Not where root is the owner: a sandbox refuses the call even if it changes nothing.
     if status.st_uid:
         os.setegid(status.st_gid)
         os.seteuid(status.st_uid)

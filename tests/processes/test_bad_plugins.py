@@ -55,10 +55,10 @@ def _works_on(site: Site, daemon: Daemon) -> None:
 
 # What a run does, and what its key's failure says.
 RUNS: dict[str, str] = {
-    "exit": "SystemExit: 3: plugin code raised it, which ends no daemon",
-    "interrupt": "KeyboardInterrupt: plugin code raised it, which ends no daemon",
+    "exit": "SystemExit: 3: raised by plugin code; the daemon continues",
+    "interrupt": "KeyboardInterrupt: raised by plugin code; the daemon continues",
     "group": "ValueError: one",
-    "base_group": "SystemExit: 3: plugin code raised it, which ends no daemon",
+    "base_group": "SystemExit: 3: raised by plugin code; the daemon continues",
     "garbage": "reconcile() returned 42",
     "crash": "ValueError: no such thing",
 }

@@ -1,1 +1,1 @@
-"""Controllers: from a configuration to sources, desired state and a queue of keys."""
+"""Controllers: loaded from a configuration, each with watchers, desired state and a lane."""

@@ -1,9 +1,8 @@
-"""The credentials of the service manager, as the daemon and those who look ahead of it see them.
+"""Credentials of the service manager: redacted from the log, required by controllers' options.
 
-1. All of them are hidden from the log, whoever reads one and however it gets there.
-2. A controller whose options refer to one that is not there stalls, and no other does: it is a
-   fault of the machine and not of the configuration, so that nothing is refused for it.
-3. From a shell none can be seen. That is no fault of anything: it is said once.
+1. The log redacts all of them, whichever code reads one and however it reaches the log.
+2. A controller whose options refer to a missing credential stalls; the others run. The fault is
+   the machine's and not the configuration's, so that the configuration is accepted.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from reconciled.service.credentials import passed_credentials, secrets_in
 
 
 def redact_credentials(redactor: Redactor) -> None:
-    """Have *redactor* hide every credential; for the start, before anything is told."""
+    """Have *redactor* hide every credential; called at the start, before the first log line."""
     for text in passed_credentials():
         redactor.register_credential(text)
 
 
 def stall_without_secrets(prepared: PreparedConfig) -> PreparedConfig:
-    """*prepared*, with those controllers stalled whose options refer to a secret in vain."""
+    """*prepared*, with the controllers stalled whose options refer to a missing credential."""
     ready = []
     stalled = [*prepared.stalled]
     for each in prepared.ready:
@@ -48,5 +47,5 @@ def _missing(ready: LoadedController) -> Iterator[Problem]:
         try:
             secret.reveal_bytes()
         except SecretUnavailable as error:
-            place = (*ready.config.path, "options", *path)
-            yield ready.config.positions.problem(place, str(error))
+            location = (*ready.config.path, "options", *path)
+            yield ready.config.positions.problem(location, str(error))

@@ -1,4 +1,4 @@
-"""What the daemon knows about one key: the conditions that ``status`` and the log speak of."""
+"""The status of one key: the outcome of its last run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from reconciled.core.results import Outcome
 class Status:
     """How the last run of a key ended. One object a key, changed in place (memory: 100 k keys).
 
-    outcome   of the last run that ended by itself; None before the first
-    reason    why it is not as desired; empty when it is
-    ended     when, on the loop's clock
+    outcome  of the last run that was not interrupted; None before the first
+    reason   why the key is not as desired; empty: it is
+    ended    when that run ended, in trio's time
     """
 
     __slots__ = ("ended", "outcome", "reason")

@@ -1,1 +1,1 @@
-"""Operations as a run opens them, and what they keep of their manifest."""
+"""Operations as a run opens them, their pinned inputs, and views of interrupted ones."""

@@ -1,9 +1,12 @@
-"""Operations as reconcilers open them: noted before their first effect, critical where asked.
+"""Operations as reconcilers open them: journaled before their first effect, on request critical.
 
-What is durable is the journal's business; this module ties it to a run. An operation that ends
-with an error before any step took effect is closed as failed, and the retry is a new one. One
-that is cancelled or cut off is *interrupted*: neither success nor failure (invariant 8). It
-stays open, as does one that failed half-way, and recovery comes before any other work on its key.
+The journal decides what is durable when; this module ties it to a run.
+
+1. An operation that fails before a step took effect is closed as failed; its retry is a new
+   operation.
+2. One that is cancelled or cut off is *interrupted*: neither success nor failure (invariant 8).
+3. An interrupted operation stays open, and so does one that failed after a step took effect:
+   recovery comes before any other work on its key.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ from reconciled.threads import in_thread
 
 @attrs.define(eq=False)
 class RunOperation:
-    """One open operation; what ``request.operation()`` gives."""
+    """One open operation, as ``request.operation()`` returns it."""
 
-    _begun: OperationRecord
+    _opened: OperationRecord
     _work: Work
     _journal: OperationJournal
     _root: Path
@@ -44,33 +47,33 @@ class RunOperation:
 
     @property
     def record(self) -> OperationRecord:
-        """As it stands now."""
-        return self._journal.find(self._begun.id) or self._begun
+        """The present state of its record."""
+        return self._journal.find(self._opened.id) or self._opened
 
     @property
     def id(self) -> str:
         """The idempotency key."""
-        return self._begun.id
+        return self._opened.id
 
     @property
     def name(self) -> str:
         """As the reconciler named it."""
-        return self._begun.name
+        return self._opened.name
 
     @property
     def attempt(self) -> int:
         """1 for the first one."""
-        return self._begun.attempt
+        return self._opened.attempt
 
     @property
     def epoch(self) -> int:
-        """The start that this attempt belongs to."""
-        return self._begun.epoch
+        """The epoch of the daemon's start in which this attempt runs."""
+        return self._opened.epoch
 
     @property
     def undoes(self) -> str:
-        """The id of the operation that this one takes back; empty: none."""
-        return self._begun.undoes
+        """The id of the operation that this one undoes; empty: none."""
+        return self._opened.undoes
 
     @property
     def last_step(self) -> str:
@@ -79,21 +82,21 @@ class RunOperation:
 
     @property
     def directory(self) -> Path:
-        """``STATE/operations/ID``, made when it is first asked for."""
+        """``STATE/operations/ID``, created at first use."""
         directory = self._root / self.id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
 
     def critical(self, *, budget: float | str) -> AbstractAsyncContextManager[Section]:
-        """The part that outlives a stop; see Work.critical()."""
+        """The part that outlives a stop; see Work.critical(). ValueError for a bad budget."""
         seconds = parse_duration(budget) if isinstance(budget, str) else float(budget)
         if not 0 < seconds < math.inf:
             raise ValueError(f"a budget must be positive and finite, got {budget!r}")
         limit = self._work.stop.limits.critical
         if seconds > limit:
             raise ValueError(
-                f"the budget {format_duration(seconds)} is longer than stop.critical"
-                f" ({format_duration(limit)}), so that a stop could cut it:"
+                f"the budget {format_duration(seconds)} exceeds stop.critical"
+                f" ({format_duration(limit)}), and a stop could cut the operation:"
                 " lower the budget, or raise stop.critical"
             )
         self._journal.mark_critical(self.id)
@@ -106,10 +109,13 @@ class RunOperation:
         *,
         kind: StepKind = StepKind.IDEMPOTENT,
     ) -> Any:
-        """Run *function* as step *name*, or give the data of the one that is done already."""
-        noted = self.record.step(name)
-        if noted is not None and noted.state is StepState.DONE:
-            return noted.data
+        """Run *function* as step *name*, or return the data of that step if it is done already.
+
+        A cancellation leaves the step recorded as started and not done.
+        """
+        recorded = self.record.step(name)
+        if recorded is not None and recorded.state is StepState.DONE:
+            return recorded.data
         await self._journal.record_step_started(self.id, name, kind.value, undoable=self._undoable)
         data = await function()
         return await self._journal.record_step_done(self.id, name, kind.value, data)
@@ -117,7 +123,7 @@ class RunOperation:
 
 @attrs.frozen(eq=False)
 class Operations:
-    """All operations of the daemon: where they are noted, and where their files go."""
+    """All operations of the daemon: their journal, and the directory of their files."""
 
     journal: OperationJournal
     root: Path  # STATE/operations
@@ -136,8 +142,12 @@ class Operations:
     ) -> AsyncIterator[RunOperation]:
         """Open an operation of *work*'s key around the body; close it by how the body ended.
 
-        resumed goes on with one that was interrupted; told is the run's logger; undoable: its
-        steps can be taken back. Raises trio.Cancelled at entry once the stop is at STOPPING,
+        resumed   an interrupted operation to continue, instead of a new one
+        owned     the spec that counts as applied from here on; None: it does already
+        log       the run's logger
+        undoable  its steps can be undone
+
+        Raises at entry trio.Cancelled from the stage STOPPING on, OperationAlreadyOpen and
         NotJournaled.
         """
         await work.admit(name)
@@ -156,7 +166,7 @@ class Operations:
             await self._close(operation, Ending.DONE)
 
     async def close_attempts(self, operation: str) -> None:
-        """No program of it may note a step any more."""
+        """Fence the programs of *operation*: none of them can record a step from here on."""
         directory = self.root / operation
         if directory.exists():
             await in_thread(partial(attempts.close_attempts, directory))
@@ -168,11 +178,11 @@ class Operations:
     async def _leave(
         self, operation: RunOperation, error: BaseException, work: Work, log: BoundLog
     ) -> None:
-        """An interrupted one stays open, and so does one whose effects have begun."""
+        """Close *operation* as failed, or leave it open for recovery (rules 1 to 3)."""
         record = operation.record
         interrupted = is_interruption(error)
-        begun = record.last_step or record.started_once_step or record.undoes
-        if not interrupted and not begun:
+        has_effects = record.last_step or record.started_once_step or record.undoes
+        if not interrupted and not has_effects:
             await self._close(operation, Ending.FAILED)
             return
         if interrupted:
@@ -185,17 +195,17 @@ class Operations:
             operation=record.id,
             name=record.name,
             last_step=record.last_step or None,
-            reason=_why(error, work),
+            reason=_reason(error, work),
         )
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether *error* stopped an operation from outside: it did not fail by a word of its own."""
+    """Whether *error* stopped an operation from outside: it has no outcome of its own."""
     return BaseExceptionGroup("", [error]).subgroup(_is_interruption) is not None
 
 
 def was_cancelled(error: BaseException) -> bool:
-    """Whether *error* is a cancellation and nothing else: nobody was killed or cut off for it."""
+    """Whether *error* is a cancellation alone: no program was killed, no critical part cut."""
     return BaseExceptionGroup("", [error]).split(trio.Cancelled)[1] is None
 
 
@@ -205,13 +215,13 @@ def _is_interruption(error: BaseException) -> bool:
     return isinstance(error, Overrun | trio.Cancelled)
 
 
-def _why(error: BaseException, work: Work) -> str:
-    said = BaseExceptionGroup("", [error]).subgroup((Overrun, ProgramFailed))
-    if said is None and not is_interruption(error):
+def _reason(error: BaseException, work: Work) -> str:
+    named = BaseExceptionGroup("", [error]).subgroup((Overrun, ProgramFailed))
+    if named is None and not is_interruption(error):
         return f"{type(error).__name__}: {error}"
-    if said is None:
+    if named is None:
         return work.stop.root.reason or work.stop.reason or "cancelled"
-    first: BaseException = said
+    first: BaseException = named
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return str(first)

@@ -1,4 +1,4 @@
-"""What an operation keeps of the manifest that it was begun for: its pinned inputs."""
+"""Pinned inputs: the manifest as it was when an operation began, kept in its record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reconciled.journal.operation_record import OperationRecord
 
 
 def pin(manifest: Manifest, *, removal: bool) -> dict[str, Any]:
-    """*manifest* as plain data; *removal* says that the operation removes what was applied."""
+    """*manifest* as plain data; removal: the operation removes what was applied."""
     return {
         "kind": manifest.kind,
         "name": manifest.name,

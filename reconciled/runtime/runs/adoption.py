@@ -1,8 +1,10 @@
-"""Adoption: a program that outlived its daemon is waited for, never raced.
+"""Adoption: the daemon waits for a program that outlived an earlier daemon.
 
-It counts as critical work in a stop, with what is left of its own budget, and holds no
-concurrency slot: its key is not queued before it has ended, even if it cannot be killed. An
-ordinary one is ended at once, and after a reboot there is nothing to wait for.
+1. An adopted program counts as critical work in a stop, with what is left of its own budget.
+2. It holds no concurrency slot: its key is queued only once it has ended, even if it cannot be
+   killed.
+3. A program of an operation without a critical part is ended at once.
+4. After a reboot no program is left to adopt.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ from reconciled.stop import Overrun, Work
 
 
 def enqueue_open_operations(controller: Controller, now: float) -> None:
-    """Have every open operation of *controller* recovered, before other work on its key.
+    """Queue every key of *controller* with an open operation for recovery.
 
-    A program that is still at it is adopted first: its key waits for it.
+    Where a program of the operation still runs, it is adopted, and its key waits for it.
     """
-    host = controller.context
-    for record in host.operations.journal.list_open():
+    for record in controller.context.operations.journal.list_open():
         if controller_of(record.key) != controller.name:
             continue
         if not adopt(controller, record):
@@ -32,22 +33,24 @@ def enqueue_open_operations(controller: Controller, now: float) -> None:
 
 
 def adopt(controller: Controller, record: OperationRecord) -> bool:
-    """Wait for the program of *record*, if one lives. Synchronous; True if it does."""
-    host = controller.context
-    if record.key in host.adoptions:
+    """Start waiting for the program of *record*; False if none is alive. Synchronous."""
+    context = controller.context
+    if record.key in context.adoptions:
         return True
     try:
-        survivor = find_survivor(host.operations.root / record.id)
+        survivor = find_survivor(context.operations.root / record.id)
     except (RecordDamaged, OSError) as error:
-        # Recovery reads the same and holds the key for it.
-        host.log.error("program.unreadable", key=record.key, operation=record.id, reason=str(error))
+        # Recovery reads the same record and holds the key for it.
+        context.log.error(
+            "program.unreadable", key=record.key, operation=record.id, reason=str(error)
+        )
         return False
     if survivor is None:
         return False
     if not survivor.alive or controller.nursery is None:
         survivor.close()
         return False
-    host.adoptions.add(record.key, record.id)
+    context.adoptions.add(record.key, record.id)
     name = f"adopted {record.key}"
     controller.nursery.start_soon(_wait, controller, record, survivor, name, name=name)
     return True
@@ -56,6 +59,7 @@ def adopt(controller: Controller, record: OperationRecord) -> bool:
 async def _wait(
     controller: Controller, record: OperationRecord, survivor: Survivor, name: str
 ) -> None:
+    """Wait for *survivor* within its budget, then end it; queue its key in every case."""
     log = controller.context.log.bind(key=record.key, operation=record.id)
     left = survivor.remaining()
     action, pid = survivor.assignment.action, survivor.record.program.pid
@@ -68,15 +72,15 @@ async def _wait(
                         await survivor.wait()
                 except Overrun as overrun:
                     log.error("program.overran", reason=str(overrun))
-            # Ordinary, or out of time: its key must not wait for it.
+            # Not critical, or out of budget: end it, since its key waits for it.
             if survivor.alive:
                 async with work.cleanup("end of an adopted program"):
                     await survivor.terminate(term=controller.stop.limits.cleanup / 2)
             if survivor.alive:
-                log.error("program.stuck", pid=pid, reason="it survives SIGKILL")
+                log.error("program.stuck", pid=pid, reason="the process survives SIGKILL")
                 await survivor.wait()
     except (RecordDamaged, OSError) as error:
-        # It is over, and recovery reads the same.
+        # The wait is over; recovery reads the same record and holds the key for it.
         log.error("program.unreadable", reason=str(error))
     finally:
         controller.context.adoptions.remove(record.key)

@@ -1,6 +1,6 @@
-"""What follows from how a run ended: for the queue, the status, the log and the loop detector.
+"""Completion of a run: its outcome takes effect on the queue, the status, the log and loops.
 
-settle() is one synchronous function: nothing can come between an ending and its consequences.
+finish_run() is synchronous: no cancellation can come between the outcome and its effects.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from reconciled.runtime.context import RuntimeContext
     from reconciled.runtime.controllers.controller import Controller
 
-# Coming back sooner than this counts as "at once" for the loop detector.
+# A run that is requeued sooner than this, in seconds, counts as requeued at once for the loop
+# detector.
 SOON = 1.0
 
 
 class FinishedRun(NamedTuple):
-    """How one run ended.
+    """One run with its result.
 
     acted      it opened an operation
-    recovered  it settled one that was interrupted, from its pinned inputs
-    began      in trio's time
+    recovered  it recovered an interrupted operation, with the pinned inputs
+    began      when it started, in trio's time
     """
 
     controller: Controller
@@ -43,142 +44,143 @@ class FinishedRun(NamedTuple):
     began: float
 
 
-def finish_run(ended: FinishedRun) -> None:
-    """Draw the consequences."""
-    outcome = ended.result.outcome
+def finish_run(run: FinishedRun) -> None:
+    """Return the job to the queue, and update status, log and loop detector by the outcome."""
+    outcome = run.result.outcome
     now = trio.current_time()
     if outcome is Outcome.DONE or outcome is Outcome.AFTER:
-        _succeeded(ended, now)
+        _succeeded(run, now)
     elif outcome is Outcome.RETRY:
-        _failed(ended, now)
+        _failed(run, now)
     elif outcome is Outcome.TERMINAL:
-        ended.controller.lane.terminal(ended.job, now)
-        _update_status(ended, now)
-        _log_outcome(ended, now, "error", "reconcile.terminal", reason=ended.result.reason)
+        run.controller.lane.terminal(run.job, now)
+        _update_status(run, now)
+        _log_outcome(run, now, "error", "reconcile.terminal", reason=run.result.reason)
     elif outcome is Outcome.HELD:
-        # Told when it was imposed; only somebody's decision, or a changed spec, asks again.
-        ended.controller.lane.terminal(ended.job, now)
-        _update_status(ended, now)
+        # The hold was logged when it was imposed. Only a person's resolution or a changed spec
+        # queues the key again.
+        run.controller.lane.terminal(run.job, now)
+        _update_status(run, now)
     else:
-        _interrupted(ended, now)
-    if (tell := ended.controller.context.on_outcome) is not None:
-        tell(ended.job.key, ended.result, ended.job.failures)
+        _interrupted(run, now)
+    if (on_outcome := run.controller.context.on_outcome) is not None:
+        on_outcome(run.job.key, run.result, run.job.failures)
 
 
-def _succeeded(ended: FinishedRun, now: float) -> None:
-    controller, job, result = ended.controller, ended.job, ended.result
-    host = controller.context
-    if ended.recovered and result.outcome is Outcome.DONE:
-        # What is declared now comes after what was begun before.
+def _succeeded(run: FinishedRun, now: float) -> None:
+    controller, job, result = run.controller, run.job, run.result
+    context = controller.context
+    if run.recovered and result.outcome is Outcome.DONE:
+        # The recovery used the pinned inputs: the present declaration is applied after it.
         controller.lane.add(job.key, now, "recovered", Priority.CHANGED)
-    rest = _loop_backoff(ended, now)
+    backoff = _loop_backoff(run, now)
     if result.outcome is Outcome.AFTER:
         cause = f"after {format_duration(result.delay)}"
-        controller.lane.done_after(job, now, result.delay, cause, backoff=rest)
+        controller.lane.done_after(job, now, result.delay, cause, backoff=backoff)
     else:
-        controller.lane.done(job, now, rest)
-    if _update_status(ended, now):
-        host.logs.report_recovery(job.key)
-    if ended.removal and result.outcome is Outcome.DONE:
-        _log_outcome(ended, now, "info", "reconcile.removed", message=result.reason or None)
+        controller.lane.done(job, now, backoff)
+    if _update_status(run, now):
+        context.logs.report_recovery(job.key)
+    if run.removal and result.outcome is Outcome.DONE:
+        _log_outcome(run, now, "info", "reconcile.removed", message=result.reason or None)
         finish_removal(controller, job.key, now)
-    elif ended.recovered:
-        _log_outcome(ended, now, "info", "recovery.done", message=result.reason or None)
-    elif ended.acted or result.reason:
-        _log_outcome(ended, now, "info", "reconcile.done", message=result.reason or None)
-    elif host.debugging:
-        _log_outcome(ended, now, "debug", "reconcile.done")
+    elif run.recovered:
+        _log_outcome(run, now, "info", "recovery.done", message=result.reason or None)
+    elif run.acted or result.reason:
+        _log_outcome(run, now, "info", "reconcile.done", message=result.reason or None)
+    elif context.debugging:
+        _log_outcome(run, now, "debug", "reconcile.done")
 
 
 def finish_removal(controller: Controller, key: Key, now: float) -> None:
-    """The removal of *key* has ended: drop it, or have it run where it is declared again."""
+    """End the removal of *key*: forget the key, or queue it where it is declared again."""
     controller.forget(key)
     if controller.desired.finish_removal(key):
         controller.lane.add(key, now, "declared again", Priority.CHANGED)
     elif not controller.stop.began.is_set():
-        # At a reload the successor has the lane, and its own removal of the key to end.
+        # At a reload the lane belongs to the successor, which finishes its own removal of the key.
         controller.lane.forget(key)
 
 
-def _failed(ended: FinishedRun, now: float) -> None:
-    delay = ended.controller.lane.failed(ended.job, now)
-    if ended.controller.context.stopping:
-        delay = None  # the next start tries it: to name a time would be untrue
-    _update_status(ended, now)
+def _failed(run: FinishedRun, now: float) -> None:
+    delay = run.controller.lane.failed(run.job, now)
+    if run.controller.context.stopping:
+        delay = None  # the retry happens after the next start, at an unknown time
+    _update_status(run, now)
     _log_outcome(
-        ended,
+        run,
         now,
         "warning",
         "reconcile.failed",
-        reason=ended.result.reason,
-        failures=ended.job.failures + 1,
+        reason=run.result.reason,
+        failures=run.job.failures + 1,
         retry_in_s=None if delay is None else round(delay, 1),
     )
 
 
-def _interrupted(ended: FinishedRun, now: float) -> None:
-    controller = ended.controller
-    controller.lane.interrupted(ended.job, now)
-    controller.context.stop_recorder.record_interrupted(ended.job.key)
+def _interrupted(run: FinishedRun, now: float) -> None:
+    controller = run.controller
+    controller.lane.interrupted(run.job, now)
+    controller.context.stop_recorder.record_interrupted(run.job.key)
     reason = controller.context.stop.reason or controller.stop.reason or "its manifest was removed"
-    work = "removal" if ended.removal else None
-    _log_outcome(ended, now, "info", "reconcile.interrupted", reason=reason, work=work)
+    work = "removal" if run.removal else None
+    _log_outcome(run, now, "info", "reconcile.interrupted", reason=reason, work=work)
 
 
-def _loop_backoff(ended: FinishedRun, now: float) -> float:
-    """What the loop detector wants: a key that wakes itself is slowed down, and named."""
-    job, controller = ended.job, ended.controller
-    host = controller.context
-    # Its own write of its manifest is noticed after the run, and is as good as a wish to run again.
-    again = ended.result.outcome is Outcome.AFTER and ended.result.delay < SOON
+def _loop_backoff(run: FinishedRun, now: float) -> float:
+    """Seconds by which the loop detector delays the next run; a loop is logged."""
+    job, controller = run.job, run.controller
+    context = controller.context
+    # A key's own write of its manifest is noticed after its run; it counts as a request to run
+    # again at once.
+    again = run.result.outcome is Outcome.AFTER and run.result.delay < SOON
     at_once = job.dirty or again or controller.is_self_triggered(job.key)
-    if ended.recovered or (not (ended.acted or at_once) and not host.loops):
+    if run.recovered or (not (run.acted or at_once) and not context.loops):
         return 0.0
-    ran = RunFacts(
-        acted=ended.acted,
+    facts = RunFacts(
+        acted=run.acted,
         requeued=at_once,
         spec_changed=job.priority <= Priority.CHANGED and job.key not in controller.self_triggers,
         only_scheduled=controller.scheduled(job.causes),
     )
-    verdict = host.loops.record_run(job.key, now, ran)
+    verdict = context.loops.record_run(job.key, now, facts)
     if verdict.notice is not None:
-        log_loop(host, verdict.notice)
+        log_loop(context, verdict.notice)
     return verdict.backoff
 
 
-def _update_status(ended: FinishedRun, now: float) -> bool:
-    """Bring the key's status up to date; whether it was not as desired before."""
-    controller, key = ended.controller, ended.job.key
-    manifest = controller.manifests.get(key)
-    if manifest is None and not ended.removal:
-        # Nobody declares it any more: there was nothing to look at.
+def _update_status(run: FinishedRun, now: float) -> bool:
+    """Update the key's status; whether the key was failing before."""
+    controller, key = run.controller, run.job.key
+    if key not in controller.manifests and not run.removal:
+        # The key is not declared any more: there is no status to keep.
         return False
     status = controller.statuses.get(key)
     if status is None:
         status = controller.statuses[key] = Status()
-    failing = bool(status.reason)
-    outcome = ended.result.outcome
+    was_failing = bool(status.reason)
+    outcome = run.result.outcome
     status.outcome = outcome
-    status.reason = "" if outcome in SUCCESSES else ended.result.reason
+    status.reason = "" if outcome in SUCCESSES else run.result.reason
     status.ended = now
-    return failing
+    return was_failing
 
 
-def _log_outcome(ended: FinishedRun, now: float, level: str, event: str, **fields: object) -> None:
-    job = ended.job
+def _log_outcome(run: FinishedRun, now: float, level: str, event: str, **fields: object) -> None:
+    job = run.job
     shown = {name: value for name, value in fields.items() if value is not None}
-    getattr(ended.controller.context.log, level)(
+    getattr(run.controller.context.log, level)(
         event,
         key=job.key,
-        run=ended.number,
+        run=run.number,
         cause=job.causes[0] if job.causes else "",
-        duration_s=round(now - ended.began, 3),
+        duration_s=round(now - run.began, 3),
         **shown,
     )
 
 
 def log_loop(context: RuntimeContext, notice: LoopBegan | LoopEnded) -> None:
-    """Say once that a key keeps itself busy, and once that it does not any more."""
+    """Log once that a key is in a hot loop, and once that the loop has ended."""
     seconds = round(notice.seconds, 1)
     if isinstance(notice, LoopBegan):
         context.log.warning(
@@ -186,8 +188,8 @@ def log_loop(context: RuntimeContext, notice: LoopBegan | LoopEnded) -> None:
             key=notice.key,
             runs=notice.runs,
             seconds=seconds,
-            reason="it ran so often although nobody changed its spec, and is slowed down:"
-            " does it write what it watches, or differ from itself each time?",
+            reason="the key runs repeatedly without a change of its spec, and is slowed down:"
+            " check whether its reconciler writes what it watches, or never matches its spec",
         )
     else:
         context.log.info("reconcile.loop_ended", key=notice.key, runs=notice.runs, seconds=seconds)

@@ -1,8 +1,10 @@
-"""The dispatcher: hands keys to runs, one at a time, and none from the instant of a stop.
+"""The dispatcher: takes keys from the queue and starts a run for each, until a stop begins.
 
-It reads the signal handler's own flag before each start (invariant 2); a run reads it once
-more in its first step, since a signal may come between the two. A pause is no stage of a stop: it
-can be lifted, what runs goes on, and a stop during it is a stop as always.
+1. No run starts after the instant of a stop (invariant 2). The dispatcher reads the signal
+   handler's own flag before each start; a run reads it once more in its first step, since a
+   signal may arrive between the two.
+2. A pause is not a stage of a stop: it can be lifted, current runs go on, and a stop during a
+   pause proceeds as any other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from reconciled.runtime.runs import worker
 
 @attrs.define(eq=False)
 class Dispatcher:
-    """controllers gives those that run now, by name: a reload changes them."""
+    """controllers returns the present ones by name: a reload replaces them."""
 
     context: RuntimeContext
     controllers: Callable[[], Mapping[str, Controller]]
@@ -30,45 +32,48 @@ class Dispatcher:
         self.context.queue.wake = self.wake
 
     def wake(self) -> None:
-        """There may be something to hand out, or a stop has begun."""
+        """Check the queue again: a key may be ready, or a stop has begun."""
         self._wake.set()
 
     def pause(self, reason: str) -> None:
-        """Hand out nothing more until resume(); *reason* is what readiness tells meanwhile."""
+        """Start no further runs until resume(); readiness reports *reason* meanwhile."""
         self.context.pause_reason = reason
 
     def resume(self) -> None:
-        """Lift the pause; harmless without one."""
+        """Lift the pause; without one, nothing happens."""
         self.context.pause_reason = ""
-        # Not left to the queue: it wakes who asked it in vain, and nobody has asked.
+        # The queue does not wake the dispatcher here: it does so only after get() gave no key,
+        # and nothing has called get() during the pause.
         self.wake()
 
     async def run(self) -> None:
-        """Hand out until a stop begins, except in a pause; then close the queue and end."""
-        host, queue = self.context, self.context.queue
+        """Start runs until a stop begins, except in a pause; then close the queue and return."""
+        context, queue = self.context, self.context.queue
         while True:
             self._wake = trio.Event()
-            self._hand_out()
-            if host.stopping:
+            self._start_ready()
+            if context.stopping:
                 break
-            # Nobody takes what is due in a pause: its time, once past, would turn this loop hot.
-            due = None if host.pause_reason else queue.next_due()
+            # In a pause nothing takes the keys that are due: a deadline in the past would make
+            # this a busy loop.
+            due = None if context.pause_reason else queue.next_due()
             with trio.CancelScope(deadline=math.inf if due is None else due):
                 await self._wake.wait()
         unserved = queue.close(trio.current_time())
-        host.stop_recorder.not_served = unserved.waiting + unserved.dirty
+        context.stop_recorder.not_served = unserved.waiting + unserved.dirty
 
-    def _hand_out(self) -> None:
-        host, queue = self.context, self.context.queue
+    def _start_ready(self) -> None:
+        """Start a run for each key that is ready now."""
+        context, queue = self.context, self.context.queue
         controllers = self.controllers()
         now = trio.current_time()
-        while not host.stopping and not host.pause_reason:
+        while not context.stopping and not context.pause_reason:
             job = queue.get(now)
             if job is None:
                 return
             controller = controllers.get(job.lane.name)
             if controller is None or controller.nursery is None:
-                # Its controller left at a reload: the lane is dropped, the key forgotten.
+                # A reload removed its controller: the lane is dropped and the key forgotten.
                 job.lane.done(job, now)
                 continue
             name = f"reconcile {job.key}"

@@ -1,7 +1,8 @@
-"""What a reconciler answers when it is asked about an operation: nothing is guessed from it.
+"""Calls of a reconciler's methods, and checks of what they return: nothing is guessed from it.
 
-1. Whatever observe() does or gives, the answer is an observation; UNKNOWN where it is of no use.
-2. Whatever recover() does or gives that is no decision is a fault, which holds its operation.
+1. observe() gives an observation whatever it raises or returns; UNKNOWN where it is not one.
+2. recover() that raises or returns no decision is a fault, which holds its operation.
+3. reconcile() and remove() that return no Result have failed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SUCCESSES = (Outcome.DONE, Outcome.AFTER)
 
 
 def checked_result(result: object) -> Result:
-    """*result*, if a reconciler may answer that."""
+    """*result* of reconcile() or remove() if it is a Result, else a retry that names it."""
     if isinstance(result, Result):
         return result
     return retry(
@@ -28,12 +29,14 @@ def checked_result(result: object) -> Result:
 
 
 async def call_observe(reconciler: Reconciler[Any], request: RunRequest) -> Observation | None:
-    """What observe() says; None: it cannot. Raises nothing but a cancellation."""
+    """What observe() returns; None: it cannot observe. Raises nothing but a cancellation."""
     try:
-        seen: object = await reconciler.observe(request)
-        if seen is None or isinstance(seen, Observation):
-            return seen
-        return Observation(Observed.UNKNOWN, f"observe() returned {seen!r:.80}, no Observation")
+        observation: object = await reconciler.observe(request)
+        if observation is None or isinstance(observation, Observation):
+            return observation
+        return Observation(
+            Observed.UNKNOWN, f"observe() returned {observation!r:.80}: return an Observation"
+        )
     except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
         failure = failure_of(error)
         if failure is None or cancellation_in(error) is not None:
@@ -44,15 +47,15 @@ async def call_observe(reconciler: Reconciler[Any], request: RunRequest) -> Obse
 def call_recover(
     reconciler: Reconciler[Any], interrupted: Interrupted, observation: Observation | None
 ) -> tuple[Decision | None, str]:
-    """What recover() says, None: no opinion; and what is wrong with it, empty: nothing."""
+    """The decision of recover(), None: no opinion; and its fault, empty: there is none."""
     try:
-        word: object = reconciler.recover(interrupted, observation)
-        if word is None or isinstance(word, Decision):
-            return word, ""
-        if inspect.iscoroutine(word):
-            word.close()
-            return None, "it is an async def, and may not wait: make it a plain one"
-        return None, f"it returned {word!r:.80}: return a decision, as Complete(), or None"
+        decision: object = reconciler.recover(interrupted, observation)
+        if decision is None or isinstance(decision, Decision):
+            return decision, ""
+        if inspect.iscoroutine(decision):
+            decision.close()
+            return None, "it is an async function: make it a plain def, since it must not wait"
+        return None, f"it returned {decision!r:.80}: return a decision such as Complete(), or None"
     except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
         failure = failure_of(error)
         if failure is None:

@@ -1,4 +1,4 @@
-"""One run of one key, as its reconciler sees it: the Request, with the host behind it."""
+"""The Request of a run: what a reconciler sees of it, backed by the daemon's services."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from reconciled.threads import in_thread
 class RunRequest(ManifestRequest):
     """A Request. Not an attrs class: 25 thousand of these are made a second.
 
-    acted        whether an operation was opened: a run without one had nothing to do
-    undoable     whether its steps can be taken back: then each is noted before it takes effect
-    interrupted  what an observe() for a recovery looks at; None for any other run
+    acted        an operation was opened: a run without one had nothing to do
+    removal      the run removes what was applied for the key
+    undoable     its steps can be undone: each is recorded before it takes effect
+    interrupted  the operation that a recovery's observe() is called for; None in any other call
     """
 
     __slots__ = (
@@ -62,7 +63,7 @@ class RunRequest(ManifestRequest):
         self.number = number
         self.work = work
         self.acted = False
-        self.removal = False  # whether it is the key's removal that runs
+        self.removal = False
         self.undoable = False
         self.interrupted: InterruptedOperation | None = None
         self._resumed: OperationRecord | None = None
@@ -73,7 +74,7 @@ class RunRequest(ManifestRequest):
 
     @property
     def applied(self) -> Fingerprint | None:
-        """Of the spec that was last done."""
+        """Fingerprint of the spec that was last applied completely."""
         return self._context.store.fingerprint(self.key)
 
     @property
@@ -88,7 +89,7 @@ class RunRequest(ManifestRequest):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why this run happens."""
+        """Why the key was queued."""
         return self.job.causes
 
     @property
@@ -98,12 +99,12 @@ class RunRequest(ManifestRequest):
 
     @property
     def stopping(self) -> bool:
-        """True from the instant a stop begins, of whatever size."""
+        """True from the instant a stop begins: of the daemon, the controller or this run."""
         return self._context.stopping or self.work.stop.began.is_set()
 
     @property
     def critical_limit(self) -> float:
-        """What a stop leaves critical operations."""
+        """``stop.critical``, in seconds."""
         return self.work.stop.limits.critical
 
     @property
@@ -112,7 +113,11 @@ class RunRequest(ManifestRequest):
         return self._context.log.bind(key=self.key, run=self.number)
 
     def operation(self, name: str) -> AbstractAsyncContextManager[RunOperation]:
-        """Open the operation *name*; the key is remembered with it, so that it can be removed."""
+        """Open the operation *name*; its record makes the key known, so that it can be removed.
+
+        Raises RuntimeError where an interrupted operation of another name has to be recovered
+        first; for the rest, see Operations.open_operation().
+        """
         return self._operation(name)
 
     @asynccontextmanager
@@ -120,14 +125,14 @@ class RunRequest(ManifestRequest):
         self.acted = True
         operations = self._context.operations
         if self._undoing is not None:
-            # Each step that is taken back is part of the one operation that takes them back.
+            # All steps that undo() takes back belong to the one undoing operation.
             yield self._undoing
             return
         resumed, self._resumed = self._resumed, None
         if resumed is not None and resumed.name != name:
             raise RuntimeError(
-                f"the interrupted operation {resumed.name!r} has to be settled before {name!r}"
-                " begins: recover() may complete or abandon it"
+                f"the interrupted operation {resumed.name!r} has to be finished before {name!r}"
+                " begins: open it again by its name, or have recover() complete or abandon it"
             )
         pinned = pin(self.manifest, removal=self.removal)
         opened = operations.open_operation(
@@ -143,12 +148,12 @@ class RunRequest(ManifestRequest):
             yield operation
 
     def resume(self, record: OperationRecord) -> None:
-        """Let the next operation be *record*, which was interrupted."""
+        """Make operation() continue *record*, an interrupted operation, instead of opening one."""
         self._resumed = record
 
     @asynccontextmanager
     async def undoing(self) -> AsyncIterator[RunOperation]:
-        """The resumed operation takes another one back: operation() gives it, again and again."""
+        """Enter the resumed operation, which undoes another: operation() returns it each time."""
         self.acted = True
         record, self._resumed = self._resumed, None
         if record is None:
@@ -164,9 +169,10 @@ class RunRequest(ManifestRequest):
                 self._undoing = None
 
     def _owned(self) -> AppliedSpec | None:
-        """What the key owns from the first effect on: a kill after it must not orphan it.
+        """The spec to record as owned before the first effect; None: it is recorded already.
 
-        With the first effect of its removal the spec is not applied any more.
+        Without it a kill after the first effect would leave what the key owns without an owner.
+        From the first effect of a removal on, its spec does not count as applied any more.
         """
         store = self._context.store
         applied = None if self.removal else store.fingerprint(self.key)
@@ -177,11 +183,11 @@ class RunRequest(ManifestRequest):
 
     @property
     def is_applied(self) -> bool:
-        """Whether this spec is remembered as done: then there is nothing to write."""
+        """Whether the store has this spec as completely applied already."""
         return self._context.store.fingerprint(self.key) == self.manifest.fingerprint
 
     async def record_applied(self) -> None:
-        """Remember that the spec is applied, also while cancelled: to lose it repeats work."""
+        """Record the spec as applied, shielded: losing the record would repeat the work."""
         async with self.work.cleanup("record of what was applied"):
             manifest = self.manifest
             await self._context.store.record_applied(
@@ -194,12 +200,12 @@ class RunRequest(ManifestRequest):
             )
 
     async def erase(self) -> None:
-        """The key's own files go with the key (invariant 14)."""
+        """Delete the key's own files with the key (invariant 14)."""
         for directory in (self.output, self.memory):
             await in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
 
     @asynccontextmanager
     async def cleanup(self) -> AsyncIterator[None]:
-        """A small shielded budget for ``finally`` blocks."""
+        """A shielded part of at most ``stop.cleanup`` seconds, for ``finally`` blocks."""
         async with self.work.cleanup("by the reconciler"):
             yield

@@ -337,15 +337,15 @@ async def test_a_pause_is_not_hot(
     machine.say(coming=True)
     await delayed.runtime.wait_all_blocked()
     asked = 0
-    hand_out = Dispatcher._hand_out
+    start_ready = Dispatcher._start_ready
 
     def counted(dispatcher: Dispatcher) -> None:
         nonlocal asked
         asked += 1
         assert asked < 100, "the dispatcher does not sleep"
-        hand_out(dispatcher)
+        start_ready(dispatcher)
 
-    machine.monkeypatch.setattr(Dispatcher, "_hand_out", counted)
+    machine.monkeypatch.setattr(Dispatcher, "_start_ready", counted)
     await trio.sleep(60)
     assert asked <= 1
     machine.say(coming=False)
