@@ -1,4 +1,4 @@
-"""Programs that outlived their daemon: their key waits, nobody else does, and a stop knows them."""
+"""Adoption of programs that outlived their daemon: their keys wait, and a stop counts them."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -36,13 +36,13 @@ from reconciled.runtime.runs.adoption import enqueue_open_operations
 
 @attrs.define(eq=False)
 class Program:
-    """A survivor as the test wants it; what is done to it is kept."""
+    """A scripted survivor; records the calls made on it."""
 
     left: float = 0.0  # of its budget
     lives: bool = True
     dies: bool = True  # when it is ended
-    broken: Exception | None = None  # what its end raises when it is read
-    lost: Exception | None = None  # what looking for it raises
+    broken: Exception | None = None  # what reading its exit record raises
+    lost: Exception | None = None  # what finding it raises
     ended: trio.Event = attrs.field(factory=trio.Event)
     ended_by_us: list[float] = attrs.field(factory=list)
     closed: int = 0
@@ -74,7 +74,7 @@ class Program:
             self.end()
 
     def end(self) -> None:
-        """It ends by itself."""
+        """The program exits."""
         self.lives = False
         self.ended.set()
 
@@ -84,7 +84,7 @@ class Program:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Program]:
-    """Survivors by the id of their operation, in place of those of the kernel."""
+    """Scripted survivors by the id of their operation, in place of real ones."""
     found: dict[str, Program] = {}
 
     def find(directory: Path) -> Program | None:
@@ -100,7 +100,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Program]:
 async def test_its_key_waits_and_others_do_not(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """A key whose program lives is not run, for whatever cause; its end queues the key."""
+    """A key does not run while its program is alive, whatever the cause; its end queues the key."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     program = programs[identity] = Program(left=3600.0)
@@ -115,7 +115,7 @@ async def test_its_key_waits_and_others_do_not(
         assert key("a") in runtime.context.adoptions
         record = runtime.context.operations.journal.find_by_key(key("a"))
         assert record is not None
-        # Waiting counts nothing.
+        # Waiting for a program does not count as a recovery.
         assert (record.attempt, record.recoveries) == (1, 0)
         program.end()
         await runtime.wait_all_blocked()
@@ -130,7 +130,7 @@ async def test_its_key_waits_and_others_do_not(
 async def test_it_holds_no_slot(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """With as many programs as slots, other keys run all the same."""
+    """An adopted program holds no concurrency slot: other keys run."""
     script = RecoveringReconciler()
     for name in ("a", "c"):
         programs[await leave_open_operation(tmp_path, name=name)] = Program(left=3600.0)
@@ -144,7 +144,7 @@ async def test_it_holds_no_slot(
 async def test_an_ordinary_one_is_ended_at_once(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """A program that was not critical is ended at once; then its key is recovered."""
+    """A program that is not critical is ended at once; then its key is recovered."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     program = programs[identity] = Program()
@@ -161,7 +161,7 @@ async def test_an_ordinary_one_is_ended_at_once(
 async def test_its_budget_is_what_was_left(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """A critical one has what is left of its own budget, and is ended then; that is told."""
+    """A critical program is ended when the rest of its budget is used up, and this is logged."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(left=20.0)
     async with run_restarted(tmp_path, script) as runtime:
@@ -178,7 +178,7 @@ async def test_its_budget_is_what_was_left(
 async def test_a_stop_counts_it_as_critical(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """A stop waits for it as for critical work, and is over when it is."""
+    """A stop waits for an adopted program as for critical work, and ends with it."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(left=50.0)
     async with run_restarted(tmp_path, script) as runtime:
@@ -192,7 +192,7 @@ async def test_a_stop_counts_it_as_critical(
         await runtime.wait_all_blocked()
         assert list(runtime.context.stop.all_works()) == []
         assert program.ended_by_us == []
-        # Its outcome is the next start's: none runs after the instant (invariant 2).
+        # The next start recovers it: nothing starts after the instant of a stop (invariant 2).
         assert script.calls == []
         assert program.closed == 1
 
@@ -200,7 +200,7 @@ async def test_a_stop_counts_it_as_critical(
 async def test_a_stop_cuts_what_outlasts_it(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """In a stop it has what is left of its budget, and no more than stop.critical; then it ends."""
+    """In a stop an adopted program has the rest of its budget, at most stop.critical."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(left=3600.0)
     async with run_restarted(tmp_path, script) as runtime:
@@ -218,7 +218,7 @@ async def test_a_stop_cuts_what_outlasts_it(
 async def test_it_is_adopted_once(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """Asked again, as a reload does, the same program has one who waits for it."""
+    """A second adopt(), as at a reload, starts no second wait for the same program."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0)
     async with run_restarted(tmp_path, script) as runtime:
@@ -232,10 +232,10 @@ async def test_it_is_adopted_once(
         assert script.calls_for("a") == ["observe", "recover", "reconcile"]
 
 
-async def test_the_dead_are_not_waited_for(
+async def test_a_dead_program_is_not_waited_for(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """A program that is gone delays nothing, and its descriptors are let go."""
+    """A program that has ended delays nothing, and its descriptors are closed."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0, lives=False)
     async with run_restarted(tmp_path, script) as runtime:
@@ -245,10 +245,10 @@ async def test_the_dead_are_not_waited_for(
         assert runtime.log_lines("program.adopted") == []
 
 
-async def test_nothing_races_what_does_not_die(
+async def test_an_unkillable_program_blocks_recovery(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
-    """A program that cannot be ended keeps its key from being recovered, and is named."""
+    """A key is not recovered while its program cannot be killed, and the program is logged."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(dies=False)
     async with run_restarted(tmp_path, script) as runtime:
@@ -272,7 +272,7 @@ async def test_a_damaged_record_harms_its_key_alone(
     error: Exception,
     when: str,
 ) -> None:
-    """Records that cannot be read are named; the daemon and other keys go on (invariant 12)."""
+    """Unreadable records are logged; the daemon and other keys go on (invariant 12)."""
     script = RecoveringReconciler()
     program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0)
     program.lost = error if when == "found" else None
@@ -294,7 +294,7 @@ async def test_a_damaged_record_harms_its_key_alone(
 
 
 def record(tmp_path: Path, identity: str, program: Identity, **fields: Any) -> Path:
-    """Record *program* as that of the operation, as its small parent does."""
+    """Write the record of *program* as the operation's small parent does."""
     directory = tmp_path / "state" / "operations" / identity
     directory.mkdir(parents=True)
     assignment = Assignment(boot_id(), 1, "apply", critical=False, deadline=None)
@@ -316,7 +316,7 @@ def held(runtime: OneController) -> str:
 async def test_damage_on_the_disk_holds_the_key(
     tmp_path: Path, autojump_clock: MockClock, file: str
 ) -> None:
-    """From a record that cannot be read nothing is concluded: held; the start goes on."""
+    """An operation whose program record cannot be read is held; the start goes on."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     directory = record(tmp_path, identity, Identity(2**22 + 1, 7))
@@ -330,8 +330,8 @@ async def test_damage_on_the_disk_holds_the_key(
         check_consistent(runtime)
 
 
-async def test_recover_is_shown_how_it_ended(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """What the small parent has recorded of a program's end is shown to recover()."""
+async def test_recover_gets_the_program_end(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """recover() gets the end of the program as the small parent has recorded it."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     directory = record(tmp_path, identity, Identity(2**22 + 1, 7))
@@ -346,7 +346,7 @@ async def test_recover_is_shown_how_it_ended(tmp_path: Path, autojump_clock: Moc
 
 
 async def test_another_boot_has_no_survivors(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """After a reboot there is nobody to wait for, whoever has the number now."""
+    """After a reboot no program is adopted, even if its pid is in use."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     mine = find_process(os.getpid())
@@ -361,7 +361,7 @@ async def test_another_boot_has_no_survivors(tmp_path: Path, autojump_clock: Moc
 async def test_the_attempt_is_fenced_before_any_code(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Programs of older attempts are refused their steps before code of the next one runs."""
+    """Programs of older attempts cannot record steps once code of the next attempt runs."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     directory = record(tmp_path, identity, Identity(2**22 + 1, 7))
@@ -376,15 +376,15 @@ async def test_the_attempt_is_fenced_before_any_code(
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a group of its own."""
+    """A program in its own process group."""
     with subprocess.Popen(["sleep", "1000"], process_group=0) as process:
         yield process
         process.kill()
 
 
 @pytest.mark.processes
-async def test_a_real_one_is_ended(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    """An ordinary program that lives is found by its record and ended; its key is recovered."""
+async def test_a_real_program_is_ended(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    """A live program that is not critical is found by its record and ended; its key recovers."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     found = find_process(sleeper.pid)

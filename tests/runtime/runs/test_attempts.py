@@ -1,4 +1,4 @@
-"""What attempts come to: the count and its cap, and what stays open in a living daemon."""
+"""Attempts: their count, the cap on it, and operations left open while the daemon runs."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -34,8 +34,8 @@ from reconciled.runtime.runs.adoption import enqueue_open_operations
 # -- the count and the cap -------------------------------------------------------
 
 
-async def test_a_pill_is_held_at_the_cap(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Attempts that end without a word are counted over starts, and held at the cap, not later."""
+async def test_a_poison_pill_is_held_at_the_cap(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Attempts without an outcome are counted across starts; the operation is held at the cap."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
 
@@ -57,10 +57,10 @@ async def test_a_pill_is_held_at_the_cap(tmp_path: Path, autojump_clock: MockClo
 
 
 @pytest.mark.parametrize("way", ["error", "retry"])
-async def test_an_end_by_itself_resets_the_count(
+async def test_an_own_outcome_resets_the_count(
     tmp_path: Path, autojump_clock: MockClock, way: str
 ) -> None:
-    """An attempt that ends by an error or a result of its own sets the count back."""
+    """An attempt that ends by its own error or result resets the count."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(
         tmp_path, recoveries=2, steps=[("one", "idempotent", True, 1)]
@@ -81,10 +81,10 @@ async def test_an_end_by_itself_resets_the_count(
         check_consistent(runtime)
 
 
-async def test_an_end_from_outside_leaves_the_count(
+async def test_an_interruption_does_not_reset_the_count(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A program that was killed, or a critical part that was cut, is no word of its own."""
+    """An attempt whose program was killed or whose critical part was cut has no own outcome."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, steps=[("one", "idempotent", True, 1)])
 
@@ -101,10 +101,10 @@ async def test_an_end_from_outside_leaves_the_count(
 
 
 @pytest.mark.parametrize("way", ["stop", "crash"])
-async def test_a_stop_that_was_asked_for_counts_nothing(
+async def test_a_requested_stop_is_not_counted(
     tmp_path: Path, autojump_clock: MockClock, way: str
 ) -> None:
-    """Restarts in the midst of long work lead to no hold; a daemon that crashes over it does."""
+    """An attempt cut by a requested stop is not counted; one cut by a crash of the daemon is."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     killing(script)
@@ -135,11 +135,11 @@ def killing(runtime: RecoveringReconciler) -> None:
 async def test_a_hold_by_the_cap_outlives_a_start(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Another start with the same spec lifts no hold by the cap, whenever it was imposed."""
+    """Another start with the same spec does not lift a hold by the cap."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, recoveries=3)
     for _ in range(3):
-        # Imposed, or found, before any source has spoken: the daemon may be killed each time.
+        # Imposed, or found, before the first report of a source: each daemon may be killed.
         async with run_restarted(tmp_path, script) as runtime:
             await runtime.wait_all_blocked()
             assert hold_of(runtime).by_cap
@@ -153,7 +153,7 @@ async def test_a_hold_by_the_cap_outlives_a_start(
 async def test_a_changed_spec_lifts_a_hold_by_the_cap(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Another spec lifts a hold by the cap, with a count that begins anew, and nothing else."""
+    """A changed spec lifts a hold by the cap and resets the count; nothing else does."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, recoveries=3)
     async with run_restarted(tmp_path, script) as runtime:
@@ -162,7 +162,7 @@ async def test_a_changed_spec_lifts_a_hold_by_the_cap(
         runtime.enqueue("a")
         await runtime.wait_all_blocked()
         assert hold_of(runtime).by_cap
-    # In a later life too: the spec may change while nothing runs.
+    # Also at a later start: the spec may change while no daemon runs.
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
         assert hold_of(runtime).by_cap
@@ -177,7 +177,7 @@ async def test_a_changed_spec_lifts_a_hold_by_the_cap(
 async def test_a_source_that_cannot_be_read_lifts_no_hold(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """That a source cannot be read is no change of a spec (invariant 11); that one went is."""
+    """An unreadable source does not lift a hold by the cap (invariant 11); a deleted spec does."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, recoveries=3)
     async with run_restarted(tmp_path, script) as runtime:
@@ -197,7 +197,7 @@ async def test_a_source_that_cannot_be_read_lifts_no_hold(
 async def test_changed_options_lift_a_hold_by_the_cap(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Other options of the controller lift a hold by the cap."""
+    """Changed options of the controller lift a hold by the cap."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, recoveries=3)
     async with run_restarted(tmp_path, script) as runtime:
@@ -213,7 +213,7 @@ async def test_changed_options_lift_a_hold_by_the_cap(
 async def test_a_hold_that_came_before_the_sources_is_lifted_too(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """What the sources say first is what a hold by the cap was imposed under; the next lifts it."""
+    """A hold imposed before the sources were read takes their first report as its spec."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, recoveries=3)
     async with run_restarted(tmp_path, script) as runtime:
@@ -227,10 +227,10 @@ async def test_a_hold_that_came_before_the_sources_is_lifted_too(
 
 
 async def test_other_holds_are_not_lifted(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A hold that was decided stays, whatever spec and options become."""
+    """A hold by decision is not lifted by a change of spec or options."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
-    script.decision = Hold("nobody knows")
+    script.decision = Hold("unknown")
     async with run_restarted(tmp_path, script) as runtime:
         runtime.declare(thing("a", 1))
         await runtime.wait_all_blocked()
@@ -243,13 +243,13 @@ async def test_other_holds_are_not_lifted(tmp_path: Path, autojump_clock: MockCl
         assert script.calls == [("observe", "a"), ("recover", "a")]
 
 
-# -- operations that lose their actor in a living daemon -------------------------
+# -- operations left open while the daemon runs ----------------------------------
 
 
 async def test_an_error_before_any_step_closes_it(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """An error before any step closes it as failed; the retry is a new one with a new id."""
+    """An error before any step closes the operation as failed; the retry has a new id."""
     script = RecoveringReconciler()
     seen: list[Any] = []
     script.acts["a"] = operation_act("one", seen=seen, one=OSError(5, "busy"))
@@ -271,7 +271,7 @@ async def test_an_error_before_any_step_closes_it(
 async def test_an_error_after_a_step_leaves_it_open(
     tmp_path: Path, autojump_clock: MockClock, step: str
 ) -> None:
-    """An error after a step leaves it open: same id, next attempt, after the ordinary backoff."""
+    """An error after a step leaves the operation open: same id, next attempt, ordinary backoff."""
     script = RecoveringReconciler()
     seen: list[Any] = []
     script.acts["a"] = operation_act(step, "two", seen=seen, two=OSError(5, "busy"))
@@ -293,7 +293,7 @@ async def test_an_error_after_a_step_leaves_it_open(
 async def test_an_error_in_a_once_step_leaves_it_open(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A ONCE step that was started and raised leaves it open, and holds it when it is retried."""
+    """An error in a ONCE step leaves the operation open, and the retry holds it."""
     script = RecoveringReconciler()
     script.acts["a"] = operation_act("pay:once", pay=OSError(5, "busy"))
     async with run_restarted(tmp_path, script) as runtime:
@@ -307,7 +307,7 @@ EXITS = ["error", "error after step", "cut", "removed", "stop", "exit", "group",
 
 
 async def go(operation: Any, way: str) -> None:
-    """Leave *operation* in that way."""
+    """Leave *operation* in the way *way*."""
     if way in ("removed", "stop"):
         await trio.sleep_forever()
     if way == "cut":
@@ -324,7 +324,7 @@ async def go(operation: Any, way: str) -> None:
 async def test_every_exit_leaves_the_journal_consistent(
     tmp_path: Path, autojump_clock: MockClock, way: str
 ) -> None:
-    """However a run leaves its operation, memory and disk agree on what is open of the key."""
+    """After every way of leaving an operation, memory and disk agree on the open operations."""
     script = RecoveringReconciler()
 
     async def nothing() -> None:
@@ -362,7 +362,7 @@ async def test_every_exit_leaves_the_journal_consistent(
 async def test_a_cancelled_begin_leaves_nothing_open(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Cancelled while its intent is on its way, an operation is open for nobody afterwards."""
+    """An operation that is cancelled while its intent is written is not open afterwards."""
     script = RecoveringReconciler()
 
     async def act(request: Any) -> Result:

@@ -1,4 +1,4 @@
-"""What the dispatcher hands out, and that it hands out nothing from the instant of a stop."""
+"""The dispatcher: which runs it starts, and that it starts none from the instant of a stop."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -39,7 +39,7 @@ from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
-# The rounds, in parts: the first is in every run.
+# Seeds of the rounds: the first batch runs always, the others are slow.
 ROUNDS = (range(50), range(50, 250), range(250, 500))
 ADDS = 1000
 NAMES = ("a", "b", "c")
@@ -54,7 +54,7 @@ controllers:
 
 
 class NoOperations:
-    """A journal in which nothing is open."""
+    """A journal without open operations."""
 
     @property
     def journal(self) -> NoOperations:
@@ -65,7 +65,7 @@ class NoOperations:
 
 
 class AllDone:
-    """A store in which every spec is done already: runs write nothing."""
+    """A store in which every spec is applied: runs write nothing."""
 
     degraded = False
 
@@ -75,7 +75,7 @@ class AllDone:
 
 @attrs.define(eq=False)
 class Round:
-    """One random program: keys are wanted, and at a random step the handler's flag is set."""
+    """One random round: keys are queued, and at a random step the handler's flag is set."""
 
     config: Config
     logs: Logs
@@ -89,9 +89,9 @@ class Round:
     host: RuntimeContext = attrs.field(init=False)
 
     async def work(self, request: Request[Any]) -> Result:
-        """A run of random length; a key's controller is in its name."""
+        """A run of random length; the key's first part is its controller."""
         if self.signals.stop_requested_at is not None:
-            self.late.append(request.key)  # an exception would be the reconciler's failure
+            self.late.append(request.key)  # an exception would count as a failure of the reconciler
         self.starts += 1
         name = request.key.partition("/")[0]
         for each in (name, "all", request.key):
@@ -108,14 +108,14 @@ class Round:
         return after(self.rng.uniform(0, 1)) if self.rng.random() < 0.2 else done()
 
     def controller(self, name: str, stop: Stop) -> Controller:
-        """A controller whose keys do work()."""
+        """A controller whose runs are work()."""
         script = ScriptedReconciler()
         script.acts = {f"k{number}": self.work for number in range(50)}
         config = self.config.controllers[name]
         lane = self.host.queue.lane(name, config.concurrency, Backoff())
         desired = DesiredState(name, "Thing", ["x"], RemovalGuard(), set())
         desired.apply("x", Snapshot(tuple(map(thing, script.acts)), complete=True), 0.0)
-        no_permits: Any = None
+        no_approvals: Any = None
         return Controller(
             config,
             plugin_of(script),
@@ -125,11 +125,11 @@ class Round:
             lane,
             Stop(name, LIMITS, parent=stop),
             self.host,
-            no_permits,
+            no_approvals,
         )
 
     async def main(self, *, adds: int) -> None:
-        """Want *adds* runs, set the flag on the way, act on it a little later, and look."""
+        """Queue *adds* keys, set the flag meanwhile, begin the stop a little later, and check."""
         stop = Stop("daemon", LIMITS)
         stop.install()
         store: Any = AllDone()
@@ -162,11 +162,11 @@ class Round:
         assert ended <= stop.began_at + LIMITS.budget
 
     async def feed(self, adds: int, dispatcher: Dispatcher) -> None:
-        """Want keys one by one, with pauses that let the others go on now and then."""
+        """Queue keys one by one, sometimes with a checkpoint or a pause."""
         flagged = self.rng.randrange(adds)
         for step in range(adds):
             if step == flagged:
-                # What the signal handler does; the loop learns of it later.
+                # As the signal handler does; the event loop notices it later.
                 self.signals.stop_requested_at = trio.current_time()
             name = self.rng.choice(NAMES)
             wanted = Key(f"{name}/k{self.rng.randrange(50)}")
@@ -175,7 +175,7 @@ class Round:
             if self.rng.random() < 0.1:
                 lane.add_at(wanted, now + self.rng.uniform(0, 0.3), now, "later")
             else:
-                lane.add(wanted, now, "wish", self.rng.choice(list(Priority)))
+                lane.add(wanted, now, "random", self.rng.choice(list(Priority)))
             if self.rng.random() < 0.3:
                 await trio.lowlevel.checkpoint()
             elif self.rng.random() < 0.02:
@@ -193,7 +193,7 @@ def three_controllers(tmp_path: Path) -> Config:
 
 
 def seeds() -> list[Any]:
-    """C05_SEED=123 replays one round."""
+    """Batches of seeds; C05_SEED=123 replays one round."""
     if "C05_SEED" in os.environ:
         seed = int(os.environ["C05_SEED"])
         return [range(seed, seed + 1)]
@@ -215,7 +215,7 @@ def test_c05_nothing_starts_after_the_instant(config: Config, batch: range) -> N
         assert one_round.late == [], f"C05_SEED={seed}: started after the instant"
         queue = one_round.host.queue
         assert queue.running == 0
-        # Whatever was wanted and not served is known, and comes back with the next full read.
+        # Keys that were queued and not run are counted; the next start reads all of them again.
         assert one_round.host.stop_recorder.not_served <= queue.unserved().waiting
         refused = sum(lane.counters.refused for lane in queue)
         adds = sum(lane.counters.adds for lane in queue)
@@ -236,14 +236,14 @@ def make_scheduling_repeatable(seed: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 6, 100])
 def test_limits_are_reached_and_kept(config: Config, limit: int) -> None:
-    """As many runs at once as both limits allow, and never one more; no key twice at once."""
+    """Exactly as many runs are active as both limits allow, and no key runs twice at once."""
     one_round = Round(config, logs_to(Path(os.devnull)), random.Random(3), limit)
     make_scheduling_repeatable(3)
     trio.run(partial(one_round.main, adds=3000), clock=MockClock(autojump_threshold=0))
     assert one_round.most["all"] == min(limit, 14)
     assert one_round.most["a"] == min(limit, 2)
     assert one_round.most["b"] == min(limit, 4)
-    # The others leave it less of the common limit.
+    # The other controllers use part of the common limit.
     assert one_round.most["c"] == 8 if limit == 100 else one_round.most["c"] <= min(limit, 8)
     assert not [name for name, most in one_round.most.items() if "/" in name and most > 1]
 
@@ -251,7 +251,7 @@ def test_limits_are_reached_and_kept(config: Config, limit: int) -> None:
 async def test_a_delayed_key_wakes_the_dispatcher(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A key runs when it is due, with nothing else going on, and also if it is due earlier."""
+    """A delayed key runs when it is due, also after its time was moved forward."""
     script = ScriptedReconciler()
     times: list[float] = []
 
@@ -272,29 +272,29 @@ async def test_a_delayed_key_wakes_the_dispatcher(
         assert [round(time) for time in times] == [0, 300]
 
 
-async def test_between_hand_out_and_first_step_the_instant_counts(
+async def test_a_signal_between_start_and_first_step_counts(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A run that was handed out when the signal came does not begin, and is not lost."""
+    """A run that was started when the signal arrived executes nothing, and its key waits again."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(thing("a"))
         await runtime.wait_all_blocked()
         runtime.enqueue("a")
-        runtime.dispatcher._hand_out()
+        runtime.dispatcher._start_ready()
         runtime.context.signals.stop_requested_at = 0.0
         await runtime.wait_all_blocked()
         assert script.ran == ["a"]
         assert runtime.queue_state("a") == "waiting"
         assert runtime.log_lines("reconcile.interrupted") == []
-        runtime.dispatcher._hand_out()
+        runtime.dispatcher._start_ready()
         assert runtime.context.queue.running == 0
 
 
-async def test_keys_that_were_not_served_are_counted(
+async def test_keys_that_were_not_run_are_counted(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Waiting keys and causes that came during a run are counted at the stop; delayed ones not."""
+    """A stop counts waiting keys and keys that are dirty; delayed keys are not counted."""
     script = ScriptedReconciler()
 
     async def slow(_: Any) -> Result:
@@ -313,15 +313,15 @@ async def test_keys_that_were_not_served_are_counted(
         assert runtime.context.stop_recorder.not_served == 3
 
 
-async def test_a_key_without_a_controller_is_given_back(
+async def test_a_key_without_a_controller_frees_its_slot(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A key whose controller has left at a reload holds no slot."""
+    """A key whose controller was removed by a reload holds no concurrency slot."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
-        gone: dict[str, Controller] = {}
-        dispatcher = Dispatcher(runtime.context, lambda: gone)
+        none: dict[str, Controller] = {}
+        dispatcher = Dispatcher(runtime.context, lambda: none)
         runtime.enqueue("a", "b")
-        dispatcher._hand_out()
+        dispatcher._start_ready()
         assert runtime.context.queue.running == 0
         assert script.ran == []

@@ -1,4 +1,4 @@
-"""A store that cannot be written, and one that was damaged: what runs all the same."""
+"""Runs with a store that cannot be written, and with one that was set aside as damaged."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -40,7 +40,7 @@ from reconciled.journal.sqlite.store import Store
 
 
 async def test_without_its_intent_nothing_starts(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Where no intent can be written it does not start: a retry; others go on; it returns."""
+    """An operation whose intent cannot be written does not start: its run is a retry."""
     script = RecoveringReconciler()
     await record_earlier_apply(tmp_path, "b", 0)
     seen: list[Any] = []
@@ -71,7 +71,7 @@ async def test_without_its_intent_nothing_starts(tmp_path: Path, autojump_clock:
 async def test_no_recovery_runs_that_cannot_be_counted(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """While the count cannot be written no code of a recovery runs; then it goes on."""
+    """No code of a recovery runs while its attempt cannot be counted; later it goes on."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     async with run_restarted(tmp_path, script) as runtime:
@@ -87,7 +87,7 @@ async def test_no_recovery_runs_that_cannot_be_counted(
 async def test_nothing_runs_before_the_outcome_is_durable(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """An operation that is over blocks its key until that is written, and is not recovered."""
+    """A finished operation blocks its key until its outcome is durable, and is not recovered."""
     script = RecoveringReconciler()
     seen: list[str] = []
 
@@ -111,7 +111,7 @@ async def test_nothing_runs_before_the_outcome_is_durable(
         set_read_only(runtime, on=False)
         await trio.sleep(300)
         assert await ending_of(runtime, seen[0]) is Ending.DONE
-        # It could not be remembered as applied: the key has a run more, in a new operation.
+        # The applied spec could not be recorded: the key runs once more, in a new operation.
         assert script.calls_for("a") == ["reconcile"] * 2
         assert "recover" not in script.calls_for("a")
         check_consistent(runtime)
@@ -120,7 +120,7 @@ async def test_nothing_runs_before_the_outcome_is_durable(
 async def test_an_undo_that_cannot_be_journaled_is_a_retry(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Where the undoing cannot be noted nothing is undone, and the undone one is open as before."""
+    """If the undoing cannot be journaled nothing is undone, and the operation remains open."""
     script = UndoingReconciler()
     identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
 
@@ -143,7 +143,7 @@ async def test_an_undo_that_cannot_be_journaled_is_a_retry(
 
 
 async def damage(tmp_path: Path) -> None:
-    """Let an earlier life have found the store damaged."""
+    """Leave the state as a daemon does that found its store damaged."""
 
     async def act(store: Store, _: OperationJournal) -> None:
         store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
@@ -158,7 +158,7 @@ async def damage(tmp_path: Path) -> None:
 async def test_after_damage_only_what_is_as_desired_runs(
     tmp_path: Path, autojump_clock: MockClock, look: Any, *, runs: bool
 ) -> None:
-    """After a damaged store a key is held, with the way out, unless it is observed as desired."""
+    """After a damaged store a key is held, with the command to use, unless it is as desired."""
     script = RecoveringReconciler()
     await damage(tmp_path)
     script.observations = [look]
@@ -172,7 +172,7 @@ async def test_after_damage_only_what_is_as_desired_runs(
 
 
 async def test_after_damage_nothing_is_removed(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """After a damaged store no removal runs, until a person trusts it again."""
+    """After a damaged store no removal runs until a person has resolved it."""
     script = RecoveringReconciler()
     await record_earlier_apply(tmp_path)
     await damage(tmp_path)

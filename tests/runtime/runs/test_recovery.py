@@ -1,4 +1,4 @@
-"""Recovery as runs do it: what comes first, what is counted, what is decided."""
+"""Recovery within runs: its order, the count of attempts, and decisions."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -52,7 +52,7 @@ ONCE_DONE = [("pay", "once", True, 7)]
 # -- order and counting ----------------------------------------------------------
 
 
-async def test_recovery_comes_first_and_delays_nobody(
+async def test_recovery_comes_first_and_delays_no_other_key(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Recovery comes before any other work on its key and does not delay others (invariant 4)."""
@@ -106,7 +106,7 @@ async def test_the_attempt_is_counted_before_any_code(
 async def test_the_undo_is_counted_before_it_runs(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """undo() runs in an operation that is durable, and goes on in one that was counted."""
+    """undo() runs in a durable operation; its continuation is counted before it runs."""
     script = UndoingReconciler()
     identity = await leave_open_operation(tmp_path, steps=[("one", "idempotent", True, 1)])
     seen: list[tuple[str, int, int]] = []
@@ -132,7 +132,7 @@ async def test_the_undo_is_counted_before_it_runs(
 async def test_the_pinned_spec_is_used(
     tmp_path: Path, autojump_clock: MockClock, declared: int | None
 ) -> None:
-    """The spec of then is used, be it changed or gone; what is declared now runs afterwards."""
+    """Recovery uses the pinned spec, be it changed or deleted; the declared one runs afterwards."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, value=1)
     seen: list[Any] = []
@@ -153,7 +153,7 @@ async def test_the_pinned_spec_is_used(
 
 
 async def test_finished_steps_give_their_data(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A finished step does not run again and gives its data; one without a result runs again."""
+    """A finished step returns its data and does not run again; one without a result does."""
     script = RecoveringReconciler()
     steps = [
         ("one", "pure", True, {"x": 1}),
@@ -176,7 +176,7 @@ async def test_finished_steps_give_their_data(tmp_path: Path, autojump_clock: Mo
 
 
 async def test_retry_forgets_its_steps(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Retry goes on in the same operation from its first step."""
+    """Retry continues the same operation from its first step."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, steps=[("one", "idempotent", True, 1)])
     script.decision = Retry()
@@ -189,14 +189,14 @@ async def test_retry_forgets_its_steps(tmp_path: Path, autojump_clock: MockClock
 
 
 async def test_another_name_is_refused(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Re-entering with another name is refused, with both names; the operation stays as it was."""
+    """Opening an operation of another name is refused with both names, and changes nothing."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, operation="install")
     script.acts["a"] = operation_act("one", name="upgrade")
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
         (line,) = runtime.log_lines("reconcile.failed")
-        assert "'install' has to be settled before 'upgrade'" in line["reason"]
+        assert "'install' has to be finished before 'upgrade'" in line["reason"]
         assert open_record(runtime).id == identity
         assert runtime.queue_state("a") == "retrying"
         check_consistent(runtime)
@@ -206,7 +206,7 @@ async def test_another_name_is_refused(tmp_path: Path, autojump_clock: MockClock
 async def test_one_operation_within_another_is_refused(
     tmp_path: Path, autojump_clock: MockClock, again: str
 ) -> None:
-    """An operation inside of an open one is refused with its name; the outer one may go on."""
+    """An operation within an open one is refused, naming the open one, which continues."""
     script = ScriptedReconciler()
     refused: list[str] = []
 
@@ -236,7 +236,7 @@ async def test_one_operation_within_another_is_refused(
 async def test_once_without_a_result_is_held(
     tmp_path: Path, autojump_clock: MockClock, policy: Any, look: Observation | None
 ) -> None:
-    """Under no policy does a ONCE step run again that was started without a result."""
+    """A ONCE step that was started and has no result is not run again by any policy."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, steps=ONCE_STARTED)
     script.observations = [look]
@@ -250,7 +250,7 @@ async def test_once_without_a_result_is_held(
 
 
 async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A person's forward runs the ONCE step once more, in the same operation, for one attempt."""
+    """A resolution by --forward runs the ONCE step again, in the same operation, once."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, steps=ONCE_STARTED)
     seen: list[Any] = []
@@ -264,14 +264,14 @@ async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockCl
         runtime.enqueue("a")
         await runtime.wait_all_blocked()
         assert [each[1] for each in seen] == [3]
-        # The word is used up: the step has no result once more.
+        # The resolution applies to one attempt: the step has no result again.
         await trio.sleep(60)
         assert [each[1] for each in seen] == [3]
         hold_of(runtime)
 
 
 async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Retry where a ONCE step began, done or not, is a hold."""
+    """Retry is a hold if a ONCE step was started, done or not."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, steps=ONCE_DONE)
     script.decision = Retry()
@@ -285,7 +285,7 @@ async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: M
 
 
 async def test_recover_that_raises_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """recover() that raises is a hold that says what it raised."""
+    """recover() that raises is a hold, which names the exception."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.decision = KeyError("flavour")
@@ -304,7 +304,7 @@ async def _decides_later() -> RollForward:
 async def test_recover_that_gives_no_decision_is_held(
     tmp_path: Path, autojump_clock: MockClock, word: Any
 ) -> None:
-    """What is no decision is a hold that shows it: nothing is guessed from it."""
+    """recover() that returns no decision is a hold, which quotes the value."""
     script = UndoingReconciler()
     await leave_open_operation(tmp_path)
     script.decision = word
@@ -315,7 +315,7 @@ async def test_recover_that_gives_no_decision_is_held(
 
 
 async def test_a_coroutine_is_no_decision(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """recover() written as async def is a hold, and its coroutine is not left behind."""
+    """recover() written as async def is a hold, and its coroutine is closed."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.decision = _decides_later()
@@ -323,13 +323,13 @@ async def test_a_coroutine_is_no_decision(tmp_path: Path, autojump_clock: MockCl
         await runtime.wait_all_blocked()
         assert "async" in hold_of(runtime).reason
     script.decision = None
-    gc.collect()  # one that was never awaited would be told now, which fails the test
+    gc.collect()  # a coroutine that was never awaited would warn here, which fails the test
 
 
 async def test_observe_that_gives_no_observation_is_unknown(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """What is no observation counts as unknown, and is shown."""
+    """observe() that returns no Observation counts as unknown, and the value is logged."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.observations = [True]
@@ -341,8 +341,10 @@ async def test_observe_that_gives_no_observation_is_unknown(
         assert "observe() returned True" in line["reason"]
 
 
-async def test_complete_remembers(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """As desired completes it: nothing runs, and the pinned spec is what was applied."""
+async def test_complete_records_the_spec_as_applied(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """As desired completes the operation: nothing runs, and its pinned spec is recorded."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     script.observations = [AS_DESIRED]
@@ -354,8 +356,10 @@ async def test_complete_remembers(tmp_path: Path, autojump_clock: MockClock) -> 
         check_consistent(runtime)
 
 
-async def test_abandon_claims_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Abandon closes it, remembers nothing as applied, and the declared spec begins anew."""
+async def test_abandon_records_nothing_as_applied(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Abandon closes the operation, records nothing as applied, and the declared spec runs."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     script.decision = Abandon("too old")
@@ -370,8 +374,8 @@ async def test_abandon_claims_nothing(tmp_path: Path, autojump_clock: MockClock)
         check_consistent(runtime)
 
 
-async def test_done_without_entering_settles_it(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A run that ends well without re-entering closes it as settled by observation."""
+async def test_done_without_opening_it_closes_it(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A run that succeeds without opening the operation closes it: settled by observation."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     async with run_restarted(tmp_path, script) as runtime:
@@ -382,7 +386,7 @@ async def test_done_without_entering_settles_it(tmp_path: Path, autojump_clock: 
 
 
 async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A hold is durable with reason and evidence, and told with the commands it names."""
+    """A hold is durable with reason and evidence, and logged with the commands it names."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.decision = Hold("the tape is in the drive", "drive 3", ("eject 3",))
@@ -399,11 +403,9 @@ async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock)
 
 
 async def test_held_blocks_its_key_alone(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A held key has no run for ticks, wishes or another spec; other keys have theirs."""
+    """A held key does not run for ticks, requests or another spec; other keys run."""
     script = RecoveringReconciler()
-    await leave_open_operation(
-        tmp_path, hold=operation_record.Hold("nobody knows", "decision", "", 1.0)
-    )
+    await leave_open_operation(tmp_path, hold=operation_record.Hold("unknown", "decision", "", 1.0))
     async with run_restarted(tmp_path, script) as runtime:
         runtime.declare(thing("a", 2), thing("b"))
         await runtime.wait_all_blocked()
@@ -416,12 +418,12 @@ async def test_held_blocks_its_key_alone(tmp_path: Path, autojump_clock: MockClo
         await trio.sleep(600)
         assert script.calls_for("a") == []
         assert len(script.calls_for("b")) == number + 2
-        assert runtime.controller.statuses[key("a")].reason == "nobody knows"
+        assert runtime.controller.statuses[key("a")].reason == "unknown"
         hold_of(runtime)
 
 
-async def test_wait_looks_again(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Wait asks again in so many seconds, and is a word of its own: it is never held for that."""
+async def test_wait_asks_again_later(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Wait calls recover() again after its seconds; it is an own outcome, never held."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     script.decision = Wait(90.0, "the disk syncs")
@@ -437,8 +439,8 @@ async def test_wait_looks_again(tmp_path: Path, autojump_clock: MockClock) -> No
         check_consistent(runtime)
 
 
-async def test_wait_is_no_busy_loop(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Wait(0) looks again no sooner than a failed run is retried, so that it keeps nothing busy."""
+async def test_wait_is_not_a_busy_loop(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Wait(0) calls recover() again no sooner than a failed run is retried."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.decision = Wait(0)
@@ -449,7 +451,7 @@ async def test_wait_is_no_busy_loop(tmp_path: Path, autojump_clock: MockClock) -
 
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
 def test_wait_is_finite(seconds: float) -> None:
-    """A Wait for ever, or for no time that exists, is refused where it is made."""
+    """Wait() refuses infinite, negative and undefined times."""
     with pytest.raises(ValueError, match="finite"):
         Wait(seconds)
 
@@ -457,7 +459,7 @@ def test_wait_is_finite(seconds: float) -> None:
 async def test_unknown_is_asked_again_and_then_held(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Unknown is asked again with backoff, and held after max_recoveries."""
+    """An unknown observation is repeated with backoff, and held after max_recoveries."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.observations = [UNKNOWN, OSError(5, "I/O"), UNKNOWN]
@@ -475,7 +477,7 @@ async def test_unknown_is_asked_again_and_then_held(
 
 
 async def test_unknown_that_turns_out_well(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Once it can be told, it is settled."""
+    """An observation that is known at last completes the recovery."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
     script.observations = [UNKNOWN, AS_DESIRED]
@@ -484,11 +486,11 @@ async def test_unknown_that_turns_out_well(tmp_path: Path, autojump_clock: MockC
         assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
-# -- where nothing may be tried --------------------------------------------------
+# -- preconditions ---------------------------------------------------------------
 
 
 async def test_another_kind_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """An operation of a kind that its controller left is held, and not counted."""
+    """An operation whose kind its controller no longer has is held, and not counted."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, kind="Flag")
     async with run_restarted(tmp_path, script) as runtime:
@@ -511,10 +513,10 @@ HERE = HostIdentity.current()
         (HostIdentity("", ""), False),
     ],
 )
-async def test_a_foreign_machine_is_held(
+async def test_an_operation_of_another_machine_is_held(
     tmp_path: Path, autojump_clock: MockClock, machine: HostIdentity, *, is_held: bool
 ) -> None:
-    """Begun on another machine, which may be at work, it is held; another boot is none."""
+    """An operation begun on another machine is held; one begun before a reboot is not."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, machine=machine)
     async with run_restarted(tmp_path, script) as runtime:
@@ -524,7 +526,7 @@ async def test_a_foreign_machine_is_held(
             return
         assert "another machine" in hold_of(runtime).reason
         assert script.calls == []
-        # Who says that the other one is dead has it go on here.
+        # A person's resolution lets it continue on this machine.
         await runtime.context.operations.journal.resolve(
             identity, Resolution.FORWARD, "eve", "it is off"
         )

@@ -1,4 +1,4 @@
-"""Interrupted operations that go back, and removals that go on."""
+"""Recovery that rolls back, and recovery of removals."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -44,7 +44,7 @@ from reconciled.journal.operation_record import Ending
 async def test_roll_back_without_undo_is_held(
     tmp_path: Path, autojump_clock: MockClock, by: str
 ) -> None:
-    """RollBack is a hold where nothing can undo, and --back is not among its commands."""
+    """RollBack is a hold if nothing can undo, and --back is not among its commands."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
     script.decision = RollBack() if by == "word" else None
@@ -57,14 +57,14 @@ async def test_roll_back_without_undo_is_held(
 
 
 async def test_undo_runs_newest_first(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """undo() gets each step but the PURE ones, newest first, with its data; both are linked."""
+    """undo() gets each step except PURE ones, newest first, with its data; both are linked."""
     script = UndoingReconciler()
     identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
     async with run_restarted(tmp_path, script, policy="roll-back") as runtime:
         runtime.declare(thing("a", 2))
         await runtime.wait_all_blocked()
-        told = [(step.name, step.done, step.data) for step in script.undone]
-        assert told == [("two", False, None), ("pay", True, 2), ("one", True, 1)]
+        undone = [(step.name, step.done, step.data) for step in script.undone]
+        assert undone == [("two", False, None), ("pay", True, 2), ("one", True, 1)]
         record = await closed_operation(runtime, identity)
         assert record is not None
         assert record.ending is Ending.ROLLED_BACK
@@ -72,16 +72,16 @@ async def test_undo_runs_newest_first(tmp_path: Path, autojump_clock: MockClock)
         assert undoing is not None
         assert (undoing.undoes, undoing.ending) == (identity, Ending.DONE)
         assert undoing.pinned["spec"] == {"value": 1}
-        # What is declared begins anew, after it.
+        # The declared spec runs after it, in a new operation.
         assert [request.spec.value for request in script.requests] == [2]
         assert runtime.context.store.fingerprint(key("a")) == thing("a", 2).fingerprint
         check_consistent(runtime)
 
 
-async def test_nobody_of_the_undone_may_note_steps(
+async def test_programs_of_an_undone_operation_cannot_record_steps(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A program that got away from an operation that is undone is refused its steps."""
+    """A program that outlived an operation cannot record steps once the operation is undone."""
     script = UndoingReconciler()
     identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
     directory = tmp_path / "state" / "operations" / identity
@@ -91,8 +91,8 @@ async def test_nobody_of_the_undone_may_note_steps(
         assert (directory / "attempt").read_text().strip() == "closed"
 
 
-async def test_an_interrupted_undo_goes_on(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """An interrupted undoing goes on where it was, whatever is observed, and is never undone."""
+async def test_an_interrupted_undo_continues(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """An interrupted undoing continues where it was, whatever is observed, and is not undone."""
     script = UndoingReconciler()
     identity = await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
     hang = [True]
@@ -114,13 +114,13 @@ async def test_an_interrupted_undo_goes_on(tmp_path: Path, autojump_clock: MockC
         assert [step.name for step in script.undone] == ["two", "pay", "pay", "one"]
         assert await ending_of(runtime, undoing.id) is Ending.DONE
         assert [view.undoes for view in script.interrupted] == ["", identity]
-        # Undone is undone: nothing of it counts as applied.
+        # After the undoing nothing counts as applied.
         assert runtime.context.store.fingerprint(key("a")) is None
         check_consistent(runtime)
 
 
 async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """RollBack for an undoing is a hold, and so is an undoing that nothing can carry out."""
+    """RollBack of an undoing is a hold, and so is an undoing without an undo() method."""
     script = UndoingReconciler()
     await leave_open_operation(tmp_path, steps=STEPS, undoable=True)
 
@@ -147,10 +147,10 @@ async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("look", [AS_DESIRED, DIFFERENT, None])
-async def test_a_removal_goes_on_with_remove(
+async def test_a_removal_continues_with_remove(
     tmp_path: Path, autojump_clock: MockClock, look: Observation | None
 ) -> None:
-    """A removal goes on with remove() in the same operation, also if observed as desired."""
+    """A removal continues with remove() in the same operation, also if observed as desired."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
     seen: list[Any] = []
@@ -166,10 +166,10 @@ async def test_a_removal_goes_on_with_remove(
 
 @pytest.mark.parametrize("enters", [True, False])
 @pytest.mark.parametrize("declared", [True, False])
-async def test_what_was_removed_is_not_remembered_as_applied(
+async def test_a_recovered_removal_is_not_recorded_as_applied(
     tmp_path: Path, autojump_clock: MockClock, *, enters: bool, declared: bool
 ) -> None:
-    """After a recovered removal nothing counts as applied: declared again, it is applied anew."""
+    """After a recovered removal nothing counts as applied: declared again, the key runs."""
     script = RecoveringReconciler()
     await record_earlier_apply(tmp_path)
     identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
@@ -193,10 +193,10 @@ async def test_what_was_removed_is_not_remembered_as_applied(
         check_consistent(runtime)
 
 
-async def test_what_began_to_be_removed_is_not_applied(
+async def test_a_started_removal_is_not_applied_any_more(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """From the first effect of a removal on the spec does not count as applied, but as owned."""
+    """From the first effect of a removal on, the spec counts as owned and not as applied."""
     script = RecoveringReconciler()
     await record_earlier_apply(tmp_path)
 
@@ -218,7 +218,7 @@ async def test_what_began_to_be_removed_is_not_applied(
         return done()
 
     script.acts["a"] = act
-    script.decision = Abandon("nobody knows")
+    script.decision = Abandon("unknown")
     async with run_restarted(tmp_path, script) as runtime:
         runtime.declare(thing("a", 1))
         await runtime.wait_all_blocked()
@@ -226,7 +226,7 @@ async def test_what_began_to_be_removed_is_not_applied(
 
 
 async def test_a_completed_removal_is_a_removal(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Complete for a removal means that it is removed: the key is not remembered as applied."""
+    """Complete for a removal means removed: the key is not recorded as applied."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
     script.decision = Complete("it is gone")
@@ -237,10 +237,8 @@ async def test_a_completed_removal_is_a_removal(tmp_path: Path, autojump_clock: 
         assert script.removals == []
 
 
-async def test_a_removal_that_nothing_can_do_is_held(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Where remove() left the reconciler a removal is held: it never applies what it removes."""
+async def test_a_removal_without_remove_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A removal is held if the reconciler has no remove() any more: reconcile() is not called."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, operation="drop", removal=True)
     script.remove = None  # type: ignore[assignment,method-assign]

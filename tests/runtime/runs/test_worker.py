@@ -1,4 +1,4 @@
-"""How a run ends, whatever its reconciler does: queue, status, store and log."""
+"""Runs of every outcome: their effects on queue, status, store and log."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reconciled.journal.sqlite.store import Store
 
 
 def answers(*results: Any) -> Callable[[Any], Awaitable[Any]]:
-    """An act that gives the results in turn, the last one for ever."""
+    """An act that returns the results in turn, the last one repeatedly."""
     left = list(results)
 
     async def act(_: Any) -> Any:
@@ -49,7 +49,7 @@ def raises(error: BaseException) -> Callable[[Any], Awaitable[Any]]:
 async def one(
     tmp_path: Path, act: Callable[[Any], Awaitable[Any]], **options: Any
 ) -> OneController:
-    """A rig after one run of a key that does *act*; torn down again."""
+    """A rig, torn down, after one run of a key whose reconcile() is *act*."""
     script = ScriptedReconciler()
     script.acts["a"] = act
     async with run_one_controller(tmp_path, script, **options) as runtime:
@@ -58,8 +58,8 @@ async def one(
     return runtime
 
 
-async def test_done_leaves_nothing_to_do(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """done() leaves no state in the queue, a status without a reason, and what was applied."""
+async def test_done_leaves_no_queue_state(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """done() leaves no state in the queue, a status without a reason, and the applied spec."""
     runtime = await one(tmp_path, answers(done()))
     assert runtime.queue_state("a") is None
     status = runtime.controller.statuses[key("a")]
@@ -67,8 +67,8 @@ async def test_done_leaves_nothing_to_do(tmp_path: Path, autojump_clock: MockClo
     assert runtime.context.store.fingerprint(key("a")) == thing("a").fingerprint
 
 
-async def test_after_comes_again(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """after(d) counts as done, and the key runs again in d seconds, not before."""
+async def test_after_requeues_the_key(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """after(d) counts as done, and the key runs again after d seconds, not before."""
     script = ScriptedReconciler()
     script.acts["a"] = answers(after("90s"), done())
     async with run_one_controller(tmp_path, script) as runtime:
@@ -84,7 +84,7 @@ async def test_after_comes_again(tmp_path: Path, autojump_clock: MockClock) -> N
 
 
 async def test_retry_backs_off_and_recovers(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """retry() comes again behind a growing backoff with its count; done() ends both, told once."""
+    """retry() backs off longer each time, with its count; done() resets both, logged once."""
     script = ScriptedReconciler()
     script.acts["a"] = answers(retry("no network"), retry("no network"), done())
     async with run_one_controller(tmp_path, script) as runtime:
@@ -103,7 +103,7 @@ async def test_retry_backs_off_and_recovers(tmp_path: Path, autojump_clock: Mock
 
 
 async def test_terminal_waits_for_another_spec(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A terminal key runs for no tick and no time, but at once for a changed spec."""
+    """A terminal key does not run for ticks or after a delay, and at once for a changed spec."""
     script = ScriptedReconciler()
     script.acts["a"] = answers(terminal("no such user"), done())
     async with run_one_controller(tmp_path, script) as runtime:
@@ -123,7 +123,7 @@ async def test_terminal_waits_for_another_spec(tmp_path: Path, autojump_clock: M
 async def test_a_terminal_key_runs_when_its_old_spec_returns(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Taking a bad change back is a change too: the key runs, although that spec was applied."""
+    """A spec that is changed back runs a terminal key, although that spec was applied."""
     script = ScriptedReconciler()
     script.acts["a"] = answers(done(), terminal("no such user"), done())
     async with run_one_controller(tmp_path, script) as runtime:
@@ -135,28 +135,28 @@ async def test_a_terminal_key_runs_when_its_old_spec_returns(
 
 
 class BrokenText(Exception):
-    """An exception whose text cannot be made."""
+    """An exception whose text cannot be read."""
 
     def __str__(self) -> str:
         raise RuntimeError("broken")
 
 
 class ExitingText(Exception):
-    """An exception whose text ends the process."""
+    """An exception whose str() raises SystemExit."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
 
 
 class BrokenRepr:
-    """A result that cannot even be shown."""
+    """A result whose repr() fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("broken")
 
 
 async def _cancelled_late(_: Any) -> NoReturn:
-    """Keep a cancellation, and raise it where nothing is cancelled any more."""
+    """Keep a cancellation, and raise it again outside its scope."""
     kept: BaseException = ValueError("nothing was kept")
     with trio.CancelScope() as scope:
         scope.cancel(reason="to have one")
@@ -181,14 +181,19 @@ OUTSIDE: list[tuple[str, Any, Outcome, str]] = [
         Outcome.TERMINAL,
         "no",
     ),
-    ("generator exit", raises(GeneratorExit()), Outcome.RETRY, "GeneratorExit: plugin code"),
+    (
+        "generator exit",
+        raises(GeneratorExit()),
+        Outcome.RETRY,
+        "GeneratorExit: raised by plugin code",
+    ),
     ("kept cancellation", _cancelled_late, Outcome.RETRY, "Cancelled: plugin code raised it"),
-    ("sys.exit", raises(SystemExit(3)), Outcome.RETRY, "SystemExit: 3: plugin code"),
+    ("sys.exit", raises(SystemExit(3)), Outcome.RETRY, "SystemExit: 3: raised by plugin code"),
     (
         "KeyboardInterrupt",
         raises(KeyboardInterrupt()),
         Outcome.RETRY,
-        "KeyboardInterrupt: plugin code",
+        "KeyboardInterrupt: raised by plugin code",
     ),
     ("BaseException", raises(BaseException("odd")), Outcome.RETRY, "BaseException: odd"),
     ("broken text", raises(BrokenText()), Outcome.RETRY, "BrokenText: its text cannot be read"),
@@ -204,14 +209,14 @@ OUTSIDE: list[tuple[str, Any, Outcome, str]] = [
 @pytest.mark.parametrize(
     ("act", "outcome", "reason"), [x[1:] for x in OUTSIDE], ids=[x[0] for x in OUTSIDE]
 )
-async def test_c15_what_a_reconciler_throws_is_its_own(
+async def test_c15_a_fault_of_a_reconciler_fails_its_key_alone(
     tmp_path: Path,
     autojump_clock: MockClock,
     act: Callable[[Any], Awaitable[Any]],
     outcome: Outcome,
     reason: str,
 ) -> None:
-    """Whatever a reconciler raises or returns is a failure of its key, and others run on (C15)."""
+    """Whatever a reconciler raises or returns fails its own key; other keys run (C15)."""
     script = ScriptedReconciler()
     script.acts["a"] = act
     async with run_one_controller(tmp_path, script) as runtime:
@@ -230,10 +235,10 @@ async def test_c15_what_a_reconciler_throws_is_its_own(
         assert script.ran.count("b") == 2
 
 
-async def test_c15_the_plugin_and_the_place_are_named(
+async def test_c15_the_plugin_and_the_source_line_are_named(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """An exception that nobody foresaw is told with plugin, version, file and line (C15)."""
+    """An unexpected exception is logged with plugin, version, file and line (C15)."""
     runtime = await one(tmp_path, raises(ZeroDivisionError("by 0")))
     (line,) = runtime.log_lines("plugin.failed", key=key("a"))
     assert (line["plugin"], line["version"]) == ("script", "1.0")
@@ -242,10 +247,10 @@ async def test_c15_the_plugin_and_the_place_are_named(
     assert (await one(tmp_path / "2", raises(OSError("full")))).log_lines("plugin.failed") == []
 
 
-async def test_c15_a_failure_does_not_carry_a_cancellation_away(
+async def test_c15_a_failure_does_not_hide_a_cancellation(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A group of an error and a cancellation ends the run as cancelled, and tells the error."""
+    """A group of an error and a cancellation ends the run as cancelled, and the error is logged."""
 
     async def failing_cleanup(_: Any) -> None:
         async with trio.open_nursery() as nursery:
@@ -272,10 +277,10 @@ async def test_c15_a_failure_does_not_carry_a_cancellation_away(
         assert runtime.log_lines("reconcile.failed") == []
 
 
-async def test_c15_code_beside_reconcile_is_the_plugins_too(
+async def test_c15_faults_outside_reconcile_fail_the_key_alone(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """can_undo() and the spec's own code may fail as they like: only their key does (C15)."""
+    """An exception of can_undo() or of the spec's class fails its own key alone (C15)."""
 
     class Odd(ScriptedReconciler):
         def can_undo(self, spec: Thing) -> bool:
@@ -294,7 +299,7 @@ async def test_c15_code_beside_reconcile_is_the_plugins_too(
 async def test_a_spec_that_does_not_fit_any_more_is_terminal(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A spec that its class refuses is never tried twice, and the place in its file is named."""
+    """A spec that its class refuses is terminal, and its file, line and column are named."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(attrs.evolve(thing("a"), spec={"valu": 3}))
@@ -307,7 +312,7 @@ async def test_a_spec_that_does_not_fit_any_more_is_terminal(
 
 
 async def test_a_run_that_takes_too_long_fails(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """The timeout of the configuration ends a run, as a failure with that reason."""
+    """The configured timeout ends a run as a failure, with that reason."""
 
     async def slow(_: Any) -> Result:
         await trio.sleep(121)
@@ -327,7 +332,7 @@ async def test_a_run_that_takes_too_long_fails(tmp_path: Path, autojump_clock: M
 async def test_a_critical_operation_does_not_count_for_the_timeout(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Time inside a critical operation is added to the timeout, which counts on afterwards."""
+    """Time inside a critical operation does not count towards the timeout of the run."""
     ended: list[float] = []
 
     async def act(request: Any) -> Result:
@@ -354,7 +359,7 @@ async def test_a_critical_operation_does_not_count_for_the_timeout(
 async def test_an_overrun_is_a_failure_with_its_reason(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A critical operation that outruns its own budget is cut, fails, and is told interrupted."""
+    """A critical operation that overruns its budget is cut, fails, and is logged as interrupted."""
 
     async def act(request: Any) -> Result:
         async with request.operation("write") as operation, operation.critical(budget="3s"):
@@ -395,7 +400,7 @@ async def test_a_budget_that_a_stop_could_not_keep_is_refused(
 async def test_a_run_without_changes_writes_nothing(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Of a hundred runs with the same spec only the first one writes to the store."""
+    """Of a hundred runs with the same spec only the first writes to the store."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(thing("a"))
@@ -408,10 +413,10 @@ async def test_a_run_without_changes_writes_nothing(
         assert runtime.context.store.commits == commits
 
 
-async def test_the_key_is_remembered_before_its_first_effect(
+async def test_the_key_is_recorded_before_its_first_effect(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """An operation's body finds the key in the store, not yet complete; afterwards it is."""
+    """The store has the key when an operation's body runs, and as complete when it has ended."""
     seen: list[Any] = []
 
     async def act(request: Any) -> Result:
@@ -433,10 +438,10 @@ async def test_the_key_is_remembered_before_its_first_effect(
         assert runtime.context.store.incomplete_fingerprint(key("a")) is None
 
 
-async def test_a_failed_run_is_not_remembered_as_done(
+async def test_a_failed_run_is_not_recorded_as_applied(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """What was begun and failed stays begun, so that it can be removed and is not called done."""
+    """The spec of a failed operation remains recorded as incomplete, so that it can be removed."""
 
     async def act(request: Any) -> Result:
         async with request.operation("write"):
@@ -460,7 +465,7 @@ async def test_interrupted_is_neither_success_nor_failure(
     *,
     inside: bool,
 ) -> None:
-    """A run that a stop cancels counts no failure, keeps its causes, and waits again (inv. 8)."""
+    """A run cancelled by a stop is not a failure; its key waits again with its causes (inv. 8)."""
 
     async def act(request: Any) -> Result:
         if not inside:
@@ -493,10 +498,10 @@ async def test_interrupted_is_neither_success_nor_failure(
         assert runtime.context.stop_recorder.report(0).interrupted == (key("a"),)
 
 
-async def test_a_critical_operation_outlives_the_stop_and_is_remembered(
+async def test_a_critical_operation_outlives_the_stop_and_is_recorded(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """C01: critical work that a stop meets runs to its end, and its result counts as done."""
+    """Critical work continues during a stop, and its result counts as done (C01)."""
     ended: list[float] = []
 
     async def act(request: Any) -> Result:
@@ -521,8 +526,8 @@ async def test_a_critical_operation_outlives_the_stop_and_is_remembered(
         assert runtime.context.stop.cut_count == 0
 
 
-async def test_a_stop_is_seen_by_the_request(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """request.stopping is false until the instant of a stop, and true from it on."""
+async def test_the_request_reports_a_stop(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """request.stopping is False before the instant of a stop, and True from it on."""
     seen: list[bool] = []
 
     async def act(request: Any) -> Result:
@@ -544,7 +549,7 @@ async def test_a_stop_is_seen_by_the_request(tmp_path: Path, autojump_clock: Moc
 async def test_a_reconciler_that_swallows_its_cancellation_is_named(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A run that goes on after cancellation and cleanup is handed to the one who leaves it."""
+    """A run that continues after cancellation and cleanup is reported as left behind."""
 
     async def deaf(_: Any) -> Result:
         while True:
@@ -566,10 +571,10 @@ async def test_a_reconciler_that_swallows_its_cancellation_is_named(
         await runtime.controller.ended.wait()
 
 
-async def test_a_removal_that_wants_time_is_not_over(
+async def test_a_removal_that_returns_after_or_retry_is_repeated(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A removal that answers after() or retry() is asked again, and the key stays known."""
+    """remove() that returns after() or retry() is called again, and the key remains known."""
     script = RemovingReconciler()
     script.removal = answers(after("5s"), retry("busy"), done())
     async with run_one_controller(tmp_path, script) as runtime:
@@ -588,7 +593,7 @@ async def test_a_removal_that_wants_time_is_not_over(
 async def test_a_store_that_fails_harms_only_the_run(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A removal whose last spec cannot be read is a failed run, not the end of the daemon."""
+    """A removal whose last spec cannot be read is a failed run, and the daemon continues."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(thing("a"), thing("b"))
@@ -600,7 +605,7 @@ async def test_a_store_that_fails_harms_only_the_run(
 
         monkeypatch.setattr(Store, "find_applied", broken)
         runtime.declare(thing("b"))
-        runtime.controller.absent.clear()  # as in a later life
+        runtime.controller.absent.clear()  # as after a restart
         await runtime.wait_all_blocked()
         assert runtime.controller.statuses[key("a")].outcome is Outcome.RETRY
         assert "Input/output error" in runtime.controller.statuses[key("a")].reason
