@@ -32,9 +32,8 @@ from reconciled.cli.unit_report import (
     unit_data,
     unwritable_paths,
 )
-from reconciled.config.load import find_config, load
+from reconciled.config.load import find_config, load, not_built_lines
 from reconciled.config.model import Config
-from reconciled.config.references import not_built_lines
 from reconciled.config.yaml.documents import read_documents
 from reconciled.core.durations import format_duration
 from reconciled.core.errors import Invalid

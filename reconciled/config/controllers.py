@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from reconciled.config.model import ControllerConfig, InterruptedPolicy, RemovalsConfig, RetryConfig
+from reconciled.config.structuring.field_types import at_least, positive
 from reconciled.config.structuring.structurer import Structurer
-from reconciled.config.structuring.values import at_least, positive
 from reconciled.config.watches import DirectoryWatch, Watch, read_watch
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions

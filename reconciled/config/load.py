@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,16 @@ from reconciled.config.model import (
 )
 from reconciled.config.structuring.faults import describe, guess, unknown_message
 from reconciled.config.structuring.structurer import Structurer
-from reconciled.config.trust import read_trusted, untrusted_reason
+from reconciled.config.trusted_files import read_trusted, untrusted_reason
 from reconciled.config.watches import absolute
 from reconciled.config.yaml.documents import Document, read_documents
 from reconciled.config.yaml.positions import Path as Steps
-from reconciled.config.yaml.positions import Positions
+from reconciled.config.yaml.positions import Positions, dotted
 from reconciled.core.errors import Invalid
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 
-__all__ = ["LoadedConfig", "find_config", "load"]
+__all__ = ["LoadedConfig", "find_config", "load", "not_built_lines"]
 
 _SECTIONS: dict[str, Any] = {
     "state": Path,
@@ -55,6 +56,10 @@ _SECTIONS: dict[str, Any] = {
     "plugins": PluginsConfig,
 }
 _KEYS = (*_SECTIONS, "include", "controllers")
+# Names of which this version does not do all that they stand for, and what is missing.
+NOT_BUILT: Mapping[str, str] = {
+    "http": "serves /livez and /readyz in this version, and no metrics yet",
+}
 
 
 @attrs.frozen
@@ -83,6 +88,16 @@ def load(path: Path, environ: Mapping[str, str]) -> LoadedConfig:
     if loading.problems or config is None:
         raise Invalid(loading.problems)
     return LoadedConfig(config, sorted(loading.warnings))
+
+
+def not_built_lines(config: Config, names: Mapping[str, str] = NOT_BUILT) -> list[str]:
+    """A line for each of *names* that a person wrote: what this version does not do of it."""
+    lines = []
+    for path, origin in config.origins:
+        for pattern, effect in names.items():
+            if fnmatchcase(dotted(path), pattern):
+                lines.append(f"{origin}: {dotted(path)} {effect}")
+    return lines
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import attrs
 
-from reconciled.config.structuring.values import Share, at_least, positive
+from reconciled.config.structuring.field_types import Share, at_least, positive
 from reconciled.config.watches import Watch
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions

@@ -12,8 +12,8 @@ import attrs
 import cronsim
 
 from reconciled.config.structuring.faults import describe, unknown_message
+from reconciled.config.structuring.field_types import Share, positive
 from reconciled.config.structuring.structurer import Structurer
-from reconciled.config.structuring.values import Share, positive
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.config.yaml.positions import Positions
 from reconciled.core.durations import Seconds

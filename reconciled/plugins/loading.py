@@ -27,7 +27,7 @@ from reconciled.api import Reconciler
 from reconciled.config.model import ControllerConfig
 from reconciled.config.structuring.faults import guess
 from reconciled.config.structuring.structurer import Structurer
-from reconciled.config.trust import read_trusted, untrusted_reason
+from reconciled.config.trusted_files import read_trusted, untrusted_reason
 from reconciled.config.yaml.positions import Location, Positions
 from reconciled.config.yaml.positions import Path as Steps
 from reconciled.core.errors import Invalid, PluginBroken, PluginNotFound

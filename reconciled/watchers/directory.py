@@ -26,8 +26,8 @@ from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Report, Snapshot, Unavailable
 from reconciled.threads import in_thread
+from reconciled.watchers.change_hints import MAX_DEBOUNCE, Hints
 from reconciled.watchers.documents import Documents
-from reconciled.watchers.hints import MAX_DEBOUNCE, Hints
 from reconciled.watchers.listing import Listing, Parse, ReadFile, read_listing
 
 RELIST = 60.0  # seconds between full listings; symlink targets and mounts give no hints

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reconciled.config.load import LoadedConfig, find_config, load
+from reconciled.config.load import LoadedConfig, find_config, load, not_built_lines
 from reconciled.config.model import Config
-from reconciled.config.structuring.values import Share
+from reconciled.config.structuring.field_types import Share
 from reconciled.config.watches import CronWatch, DirectoryWatch, EveryWatch
 from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.errors import Invalid
@@ -109,6 +109,23 @@ def test_defaults_are_the_documented_ones(tmp_path: Path) -> None:
             assert getattr(one, field.name) == getattr(other, field.name)
     assert short.http is None
     assert short.control == Path("/var/lib/x/control.sock")
+
+
+def test_only_what_was_written_is_named_as_not_built(tmp_path: Path) -> None:
+    """A name that is only partly built is reported where a person wrote it, a default never."""
+    text = """state: /x
+journal: {history: {age: 1d}}
+controllers:
+  a:
+    reconciler: exec
+    watch: [{every: 1m}]
+    interrupted: hold
+"""
+    names = {"http": "x", "journal.history": "y", "controllers.*.interrupted": "z"}
+    assert not_built_lines(config(tmp_path, text), names) == [
+        f"{tmp_path}/c.yaml:2:11: journal.history y",
+        f"{tmp_path}/c.yaml:7:5: controllers.a.interrupted z",
+    ]
 
 
 def test_moved_lines_are_no_change(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.config.references import check_references, not_built_lines
+from reconciled.config.references import check_references
 
 TEXT = """state: /x
 journal: {history: {age: 1d}}
@@ -39,12 +39,3 @@ def test_one_directory_serves_several_kinds(tmp_path: Path) -> None:
     """Controllers of different kinds share a directory; one whose plugin is broken has no kind."""
     assert check_references(config(tmp_path), {"a": "Exec", "b": "File"}) == []
     assert check_references(config(tmp_path), {"a": "Exec"}) == []
-
-
-def test_only_what_was_written_is_named_as_not_built(tmp_path: Path) -> None:
-    """A name that is not wholly built is told where a person wrote it; a default never is."""
-    names = {"http": "x", "journal.history": "y", "controllers.*.interrupted": "z"}
-    assert not_built_lines(config(tmp_path), names) == [
-        f"{tmp_path}/c.yaml:2:11: journal.history y",
-        f"{tmp_path}/c.yaml:7:5: controllers.a.interrupted z",
-    ]

@@ -34,7 +34,8 @@ from reconciled.api import (
     StepKind,
     Wait,
 )
-from reconciled.config.structuring.structurer import structure
+from reconciled.config.structuring.structurer import Structurer
+from reconciled.config.yaml.positions import Location, Positions
 from reconciled.core.durations import Seconds
 from reconciled.core.errors import Invalid
 from reconciled.reconcilers.exec.reconciler import CriticalPart, Exec, ExecReconciler
@@ -578,7 +579,7 @@ def test_spec_is_refused(fields: dict[str, Any], message: str) -> None:
 def test_budget_is_refused(budget: object) -> None:
     """A budget is a positive duration with a unit."""
     with pytest.raises(Invalid, match=r"budget must be longer|is not a duration|duration"):
-        structure(CriticalPart, {"budget": budget})
+        Structurer().structure(CriticalPart, {"budget": budget}, Positions("f", Location(1, 1)))
 
 
 def test_kind() -> None:

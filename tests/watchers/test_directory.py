@@ -20,10 +20,10 @@ import trio
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
+from reconciled.watchers import change_hints
 from reconciled.watchers import directory as directory_module
-from reconciled.watchers import hints as hints_module
+from reconciled.watchers.change_hints import Hints
 from reconciled.watchers.directory import DirectoryWatcher
-from reconciled.watchers.hints import Hints
 from reconciled.watchers.listing import MAX_FILE_BYTES, read_listing
 
 SOON = 5.0  # seconds for an effect that takes milliseconds; far below a full listing's 60
@@ -240,8 +240,8 @@ async def test_a_burst_is_one_report(manifests: Path) -> None:
 
 async def test_a_writer_is_given_time(manifests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is created and filled within a burst is read when it is filled."""
-    monkeypatch.setattr(hints_module, "DEBOUNCE", 1.0)
-    monkeypatch.setattr(hints_module, "MAX_DEBOUNCE", 4.0)
+    monkeypatch.setattr(change_hints, "DEBOUNCE", 1.0)
+    monkeypatch.setattr(change_hints, "MAX_DEBOUNCE", 4.0)
     parse = Lines()
     async with watching(manifests, parse) as reports:
         await reports.declare()
@@ -593,7 +593,7 @@ async def test_without_inotify_the_full_listing_remains(
     def refused(**_options: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(hints_module, "Inotify", refused)
+    monkeypatch.setattr(change_hints, "Inotify", refused)
     monkeypatch.setattr(directory_module, "RELIST", 0.1)
     async with watching(manifests) as reports:
         report = await reports.declare()

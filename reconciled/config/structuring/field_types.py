@@ -1,9 +1,14 @@
-"""Which types of fields there are, what plain data could be one, and what messages call them."""
+"""The types that a field may have: their names in messages, their own notation, their ranges.
+
+A field whose type has its own notation (a duration, a share) holds a plain float once it is read;
+the type only says which notation to expect.
+"""
 
 from __future__ import annotations
 
 import collections.abc
 import enum
+import re
 import types
 from collections.abc import Callable
 from typing import Any, Literal, NewType, Union, get_origin
@@ -12,6 +17,10 @@ import attrs
 
 from reconciled.core.durations import Seconds
 from reconciled.service.credentials import Secret
+
+Share = NewType("Share", float)  # 0 to 1, written as a percentage: 50%
+
+_PERCENTAGE = re.compile(r"([1-9]?[0-9](?:\.[0-9]+)?|100)%")
 
 SEQUENCES: dict[Any, Callable[[list[Any]], Any]] = {
     list: list,
@@ -82,3 +91,28 @@ def type_name(kind: Any) -> str:
     if is_mapping(kind):
         return "a mapping"
     return str(getattr(kind, "__name__", kind))
+
+
+def parse_share(text: str) -> float:
+    """The share that *text*, ``50%``, stands for. Raises ValueError, with a remedy."""
+    match = _PERCENTAGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no share: write a percentage from 0% to 100%, as in 50%")
+    return float(match[1]) / 100
+
+
+def at_least(least: float) -> Callable[[Any, Any, Any], None]:
+    """An attrs validator: the number is *least* or more."""
+
+    def check(_: Any, attribute: Any, value: Any) -> None:
+        if value < least:
+            # With the attribute the fault is reported at the field and not at its mapping.
+            raise ValueError(f"must be at least {least}, got {value}", attribute)
+
+    return check
+
+
+def positive(_: Any, attribute: Any, value: Any) -> None:
+    """Refuse a duration that is zero (an attrs validator)."""
+    if value <= 0:
+        raise ValueError("must be longer than 0s", attribute)

@@ -16,7 +16,7 @@ from reconciled.config.structuring.faults import (
     fault,
     unknown_message,
 )
-from reconciled.config.structuring.values import Share, parse_share
+from reconciled.config.structuring.field_types import Share, parse_share
 from reconciled.core.durations import Seconds, parse_duration
 from reconciled.service.credentials import Secret
 

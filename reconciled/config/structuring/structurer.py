@@ -46,7 +46,7 @@ from reconciled.config.structuring.primitives import (
     literal_hook,
     quote_hint,
 )
-from reconciled.config.yaml.positions import Location, Path, Positions
+from reconciled.config.yaml.positions import Path, Positions
 from reconciled.core.errors import Invalid
 from reconciled.core.problems import Problem
 
@@ -187,13 +187,6 @@ class Structurer:
             raise fault(f"takes {' or '.join(map(type_name, members))}, got {describe(data)}{near}")
 
         return hook
-
-
-def structure(cls: type[T], data: Any, positions: Positions | None = None, path: Path = ()) -> T:
-    """Structurer.structure() for once; *positions* may be left out for data of no file."""
-    if positions is None:
-        positions = Positions(f"<{cls.__name__}>", Location(1, 1))
-    return Structurer().structure(cls, data, positions, path)
 
 
 def _collect_unknown_keys(

@@ -25,7 +25,7 @@ import yaml
 from reconciled.config.yaml.encoding import decode
 from reconciled.config.yaml.positions import Location, Positions
 from reconciled.config.yaml.scalars import parse_plain
-from reconciled.config.yaml.syntax import syntax_fault
+from reconciled.config.yaml.syntax_errors import syntax_fault
 from reconciled.core.errors import Invalid
 from reconciled.core.problems import Problem
 from reconciled.core.resources import Origin

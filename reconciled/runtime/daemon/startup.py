@@ -15,8 +15,7 @@ from pathlib import Path
 
 import trio
 
-from reconciled.config.load import load
-from reconciled.config.references import not_built_lines
+from reconciled.config.load import load, not_built_lines
 from reconciled.core.errors import (
     Invalid,
     ListenRefused,

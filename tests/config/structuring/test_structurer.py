@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciled.config.structuring.structurer import Structurer, structure
-from reconciled.config.structuring.values import Share, at_least, parse_share
+from reconciled.config.structuring.field_types import Share, at_least, parse_share
+from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.yaml.documents import read_documents
+from reconciled.config.yaml.positions import Location, Positions
 from reconciled.core.durations import Seconds, format_duration
 from reconciled.core.errors import Invalid
 from reconciled.service.credentials import Secret
@@ -31,6 +32,11 @@ class Color(enum.StrEnum):
 class Inner:
     size: int = attrs.field(default=1, validator=at_least(1))
     nested: Inner | None = None
+
+
+def structure(cls: Any, data: Any, positions: Positions | None = None) -> Any:
+    """*data* as a *cls*."""
+    return Structurer().structure(cls, data, positions or Positions("f", Location(1, 1)))
 
 
 def read(kind: Any, text: str) -> Any:

@@ -8,8 +8,8 @@ import pytest
 import trio
 from asyncinotify import Inotify
 
-from reconciled.watchers import hints as hints_module
-from reconciled.watchers.hints import Hints
+from reconciled.watchers import change_hints
+from reconciled.watchers.change_hints import Hints
 
 SOON = 5.0
 
@@ -64,8 +64,8 @@ async def test_a_burst_ends_with_quiet_or_in_time(
     watched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting for quiet lasts while hints come, and no longer than a burst may."""
-    monkeypatch.setattr(hints_module, "DEBOUNCE", 0.2)
-    monkeypatch.setattr(hints_module, "MAX_DEBOUNCE", 1.0)
+    monkeypatch.setattr(change_hints, "DEBOUNCE", 0.2)
+    monkeypatch.setattr(change_hints, "MAX_DEBOUNCE", 1.0)
     with Hints(watched) as hints:
         hints.subscribe()
         began = trio.current_time()
