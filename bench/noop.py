@@ -21,7 +21,7 @@ from one_controller import KIND, Nothing, run_one_controller
 from table import heading, row
 
 from reconciled.api import Reconciler, Request, Result, done
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Key
 
 KEYS = 1000

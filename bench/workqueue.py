@@ -17,8 +17,8 @@ from random import Random
 from table import heading, row
 
 from reconciled.core.queue.backoff import Backoff
-from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.queue import WorkQueue
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Key, key_of
 
 ROUNDS = 9

@@ -22,8 +22,8 @@ from reconciled.api import Reconciler, Request, Result, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
 from reconciled.core.loop_detector import LoopDetector
-from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.queue import WorkQueue
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
 from reconciled.journal.operation_journal import OperationJournal

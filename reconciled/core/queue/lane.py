@@ -1,25 +1,26 @@
 """One controller's part of the work queue: its keys, their priorities, its limit.
 
-Invariants: a key has one stay at a time and so at most one run (invariant 1); every cause
+Invariants: a key has one entry at a time and so at most one run (invariant 1); every cause
 that arrives during a run leads to one more run, though not before a closed gate opens; a key
 that is neither waiting, running, delayed nor failing has no state here (invariant 14).
 
-Delays: the earliest wish wins, and there is one delivery. A wish for later that has not come
-due when something else makes its key run goes into that run (its cause too): whoever wants
-a periodic run asks again at the end of each, as ``done_after`` does. A wish for later that
-arrives *during* a run is kept for after it. A stay is due at one time: where one of the wishes
-that met in it opens gates, the gate may not hold the earlier ones either.
+Delays: the earliest due time wins, and there is one run. An enqueue for later that is not yet
+due when something else makes its key run goes into that run (its cause too): whatever needs
+a periodic run enqueues the key again at the end of each, as ``done_after`` does. An enqueue for
+later that arrives *during* a run is kept until after it. An entry has one due time: where one
+of its enqueues opens gates, the gate does not hold the earlier ones either.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from reconciled.core.queue.counters import WAIT_BOUNDS, Counters
-from reconciled.core.queue.entry import OPENS_GATE, Entry, EntryState, Job, Priority
+from reconciled.core.queue.entry import Entry
 from reconciled.core.queue.fifo import PriorityFifo
+from reconciled.core.queue.states import OPENS_GATE, EntryState, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,16 +31,56 @@ if TYPE_CHECKING:
     from reconciled.core.queue.ring import Ring
     from reconciled.core.resources import Key
 
-# Looked up for each key handed out; a class attribute of an Enum costs ten times as much.
+# Read for each key handed out; an attribute of an Enum class costs ten times as much.
 _WAITING, _DELAYED, _RUNNING = EntryState.WAITING, EntryState.DELAYED, EntryState.RUNNING
 _CHANGED, _RESYNC = Priority.CHANGED, Priority.RESYNC
 
 
-class Lane:
-    """The keys of one controller. Made by WorkQueue.lane(), which also hands out its keys.
+class Job(Protocol):
+    """One key handed out for one run. Valid until it is given back to its lane."""
 
-    Every method takes *now* in seconds of one monotonic clock. None blocks or calls back,
-    but for the queue's ``wake``.
+    @property
+    def lane(self) -> Lane:
+        """Where to give it back: ``job.lane.done(job, now)`` and the other endings."""
+
+    @property
+    def key(self) -> Key:
+        """What to reconcile."""
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why it runs: distinct, in order of arrival, MAX_CAUSES at most."""
+
+    @property
+    def more_causes(self) -> int:
+        """How many enqueues had a cause beyond MAX_CAUSES."""
+
+    @property
+    def priority(self) -> Priority:
+        """The most urgent priority that was requested."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds from when it could have run until it did."""
+
+    @property
+    def started(self) -> float:
+        """When it was handed out, in the clock of the queue's callers."""
+
+    @property
+    def failures(self) -> int:
+        """Failed runs in a row before this one."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a cause arrived since it was handed out that requests a run without delay."""
+
+
+class Lane:
+    """The keys of one controller. Made by WorkQueue.lane(); the queue hands out its keys.
+
+    Every method takes *now* in seconds of one monotonic clock. No method blocks, and none
+    calls back, except the queue's ``wake``.
     """
 
     __slots__ = (
@@ -60,29 +101,36 @@ class Lane:
     )
 
     def __init__(  # noqa: PLR0913 -- its own three, and what it shares with the other lanes
-        self, name: str, limit: int, backoff: Backoff, *, ring: Ring, delays: Delays, rng: Random
+        self,
+        name: str,
+        limit: int,
+        backoff: Backoff,
+        *,
+        ring: Ring[Lane],
+        delays: Delays[Lane],
+        rng: Random,
     ) -> None:
         self.name = name
         self.backoff = backoff
         self.counters = Counters()
         self.waiting = 0
         self.running = 0
-        self.in_ring = False  # owned by Turns
+        self.in_ring = False  # owned by Ring
         self.closed = False  # adds are refused: the queue was closed or the lane dropped
         self._limit = limit
         self._ring = ring
         self._delays = delays
         self._rng = rng
-        self._entries: dict[Key, Entry] = {}
-        self._fifo = PriorityFifo()
+        self._entries: dict[Key, Entry[Lane]] = {}
+        self._fifo = PriorityFifo[Lane]()
         self._by_priority = self._fifo.by_priority
 
     def __len__(self) -> int:
         """How many keys have any state here."""
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
-        """Every stay, for inspection: waiting, running, delayed or failing."""
+    def __iter__(self) -> Iterator[Entry[Lane]]:
+        """Every entry, for inspection: waiting, running, delayed or failing."""
         return iter(self._entries.values())
 
     @property
@@ -98,13 +146,14 @@ class Lane:
         else:
             self._offer()
 
-    # -- wishes
+    # -- enqueueing
 
     def add(self, key: Key, now: float, cause: str, priority: Priority = _CHANGED) -> None:
-        """Want a run of *key* as soon as may be.
+        """Enqueue *key* to run as soon as possible.
 
-        One more run if it is running; one for all wishes if it is waiting, at the highest
-        of their priorities. Below OPENS_GATE the wish waits for a closed gate.
+        If it is running, it runs once more; if it is waiting, one run serves all enqueues, at
+        the most urgent of their priorities. An enqueue less urgent than OPENS_GATE waits behind
+        a closed gate.
         """
         entries = self._entries
         if key in entries or self.closed:
@@ -120,7 +169,7 @@ class Lane:
     def add_at(
         self, key: Key, when: float, now: float, cause: str, priority: Priority = _RESYNC
     ) -> None:
-        """Want a run of *key* at *when*, or with whatever makes it run before."""
+        """Enqueue *key* to run at *when*; an earlier run for another cause serves this one too."""
         if when <= now:
             self.add(key, now, cause, priority)
             return
@@ -148,7 +197,7 @@ class Lane:
     def done(self, job: Job, now: float, backoff: float = 0.0) -> None:
         """*job* succeeded: its failures are forgotten, and it runs again if a cause arrived.
 
-        For *rest* seconds it stands behind a gate, as after a failure (for loops).
+        A gate holds it back for *backoff* seconds, as after a failure: the brake on hot loops.
         """
         entry = self._take_back(job)
         if entry.follow_up is not None or backoff > 0.0:
@@ -158,30 +207,23 @@ class Lane:
         elif self._ring.idle:
             self._ring.wake_if_ready()
 
-    def done_after(  # noqa: PLR0913 -- an ending, a wish and a rest in one step
-        self,
-        job: Job,
-        now: float,
-        delay: float,
-        cause: str,
-        *,
-        priority: Priority = _RESYNC,
-        backoff: float = 0.0,
+    def done_after(
+        self, job: Job, now: float, delay: float, cause: str, *, backoff: float = 0.0
     ) -> None:
-        """*job* succeeded, and wants to run again in *delay* seconds.
+        """*job* succeeded, and runs again in *delay* seconds.
 
-        Or before that for another cause: there is one run for both.
+        If another cause makes it run earlier, that run serves both.
         """
         entry = self._entries.get(job.key)
         if entry is job and entry.state is _RUNNING:
-            self.add_at(job.key, now + delay, now, cause, priority)
+            self.add_at(job.key, now + delay, now, cause)
         self.done(job, now, backoff)
 
     def failed(self, job: Job, now: float, cause: str = "retry") -> float | None:
-        """*job* failed: it runs again behind the gate of its backoff.
+        """*job* failed: it runs again when the gate of its backoff opens.
 
-        Gives the seconds until then: 0 where a cause that opens the gate arrived during the
-        run, None where the key was forgotten meanwhile and nothing comes back.
+        Returns the seconds until then: 0 where a cause that opens the gate arrived during the
+        run, None where the key was forgotten meanwhile and does not run again.
         """
         entry = self._take_back(job)
         if entry.state is EntryState.FORGOTTEN:
@@ -199,7 +241,7 @@ class Lane:
         return 0.0 if following.due is None else following.due - now
 
     def terminal(self, job: Job, now: float) -> None:
-        """*job* can never succeed: only a wish that opens the gate makes it run again."""
+        """*job* can never succeed: only an enqueue that opens the gate makes it run again."""
         entry = self._take_back(job)
         if entry.state is _RUNNING:
             if entry.follow_up is None:
@@ -210,7 +252,7 @@ class Lane:
     def interrupted(self, job: Job, now: float) -> None:
         """*job* was stopped from outside: it waits again, with what arrived during the run.
 
-        No backoff step, and its failures stay as they were (invariant 8).
+        No backoff step, and its failures are left unchanged (invariant 8).
         """
         entry = self._take_back(job)
         if entry.state is _RUNNING:
@@ -227,7 +269,7 @@ class Lane:
     def forget(self, key: Key) -> None:
         """Drop everything about *key*.
 
-        A run of it goes on, still alone, and leaves only what is wished after this.
+        A run of it continues, still the only one, and leaves only what is enqueued after this.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -249,8 +291,8 @@ class Lane:
 
     # -- for the queue
 
-    def take(self, now: float) -> Entry:
-        """Hand out the next key. Only for the lane whose turn it is."""
+    def take(self, now: float) -> Entry[Lane]:
+        """Hand out the next key. Called only for the lane at the front of the ring."""
         counters = self.counters
         counters.gets = gets = counters.gets + 1
         entry = self._fifo.choose(gets).popleft()
@@ -268,10 +310,10 @@ class Lane:
             self.in_ring = False
         return entry
 
-    def come_due(self, entry: Entry) -> None:
-        """*entry* was delayed and is not any more: it waits, unless only its gate was left."""
+    def come_due(self, entry: Entry[Lane]) -> None:
+        """The delay of *entry* has ended: it waits, unless only its gate was remembered."""
         if self._entries.get(entry.key) is not entry:
-            entry.state = _WAITING  # of a running key: goes into line when the run ends
+            entry.state = _WAITING  # of a running key: put into the fifo when the run ends
         elif entry.causes:
             self._append_waiting(entry)
         else:
@@ -304,20 +346,20 @@ class Lane:
             self.counters.dedupes += 1
             self._delays.enqueue(entry, now, cause, priority)
 
-    def _take_back(self, job: Job) -> Entry:
+    def _take_back(self, job: Job) -> Entry[Lane]:
         entry = self._entries.pop(job.key, None)
         if entry is not job:
             if entry is not None:
                 self._entries[job.key] = entry
             raise ValueError(
-                f"{job.key} was not handed out by lane {self.name}, or is back already"
+                f"{job.key} was not handed out by lane {self.name}, or was given back already"
             )
         self.running -= 1
         self._ring.running -= 1
         return entry
 
-    def _finish(self, ended: Entry, now: float, backoff: float = 0.0) -> None:
-        """Put what follows the run of *ended* in its place, and go on with the free slot."""
+    def _finish(self, ended: Entry[Lane], now: float, backoff: float = 0.0) -> None:
+        """Put what follows the run of *ended* in its place, and offer the free slot."""
         following = ended.follow_up
         if backoff > 0.0 and ended.state is _RUNNING:
             following = following or Entry(self, ended.key, (), _RESYNC, now)
@@ -329,13 +371,13 @@ class Lane:
         self._offer()
         self._ring.wake_if_ready()
 
-    def _append_waiting(self, entry: Entry) -> None:
+    def _append_waiting(self, entry: Entry[Lane]) -> None:
         entry.state = _WAITING
         self._by_priority[entry.priority].append(entry)
         self.waiting += 1
         self._offer()
 
-    def _raise_priority(self, entry: Entry, priority: Priority) -> None:
+    def _raise_priority(self, entry: Entry[Lane], priority: Priority) -> None:
         """Make a waiting entry more urgent; never less."""
         if priority >= entry.priority:
             return

@@ -1,12 +1,12 @@
 """The work queue: which key runs next. Keys, never events; pure, with time handed in.
 
-Each controller has a lane; the lanes take turns under one global limit. What a wish, an
-ending or a delay does to a key is told in ``lanes``; this module hands out and closes.
+Each controller has a lane; the lanes share one global limit, round-robin. ``lane`` describes
+what an enqueue, an ending or a delay does to a key; this module hands out and closes.
 
-Invariants: get() gives a key of no controller that runs as many as it may, none at the
+Invariants: get() returns no key of a controller that runs as many as its limit, none at the
 global limit, and none ever after close() (invariant 2). ``wake`` is called at most once
-between two get() calls, and whenever get() had nothing and would have something now, or
-the time of next_due() moved ahead. Not for several threads: the event loop owns it.
+between two get() calls, and whenever get() returned None and would return a key now, or the
+time of next_due() moved ahead. Not thread-safe: it belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -17,28 +17,26 @@ from typing import TYPE_CHECKING
 import attrs
 
 from reconciled.core.queue.delays import Delays
-from reconciled.core.queue.entry import Job, KeyState, Priority
-from reconciled.core.queue.lane import Lane
+from reconciled.core.queue.lane import Job, Lane
 from reconciled.core.queue.ring import Ring
-from reconciled.core.resources import controller_of
+from reconciled.core.queue.states import KeyState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
     from reconciled.core.queue.backoff import Backoff
-    from reconciled.core.resources import Key
 
 
 @attrs.frozen
 class Unserved:
-    """What a closed queue holds back: it comes again with the next start's full read."""
+    """What a closed queue holds back: the next start's complete list brings it again."""
 
     waiting: int
     delayed: int
     retrying: int  # failed, and not yet tried again
     dirty: int  # running, with a cause that arrived since
-    refused: int  # wishes that came after the close
+    refused: int  # enqueues after the close
 
 
 class WorkQueue:
@@ -50,18 +48,17 @@ class WorkQueue:
 
     def __init__(self, limit: int, rng: Random) -> None:
         self._rng = rng
-        self._ring = Ring(limit)
-        self._delays = Delays(self._ring)
+        self._ring = Ring[Lane](limit)
+        self._delays = Delays[Lane](self._ring)
         self._lanes: dict[str, Lane] = {}
         self._dropped: dict[str, Lane] = {}
-        self.closed_at: float | None = None
 
     # -- lanes and limits
 
     def lane(self, name: str, limit: int, backoff: Backoff) -> Lane:
-        """The lane of controller *name*, made or given this limit and backoff.
+        """The lane of controller *name*, created or given this limit and backoff.
 
-        A lane that was dropped while keys of it ran comes back with these still running, so
+        A lane that was dropped while its keys ran is returned with these still running, so
         that a controller that returns at a reload never runs one of them twice at once.
         """
         self._discard_drained_lanes()
@@ -75,7 +72,7 @@ class WorkQueue:
         return lane
 
     def drop_lane(self, name: str) -> None:
-        """Forget every key of controller *name*; its runs go on, and later wishes are refused."""
+        """Forget every key of controller *name*; its runs continue, later enqueues are refused."""
         lane = self._lanes.pop(name, None)
         if lane is None:
             return
@@ -101,29 +98,19 @@ class WorkQueue:
 
     @property
     def running(self) -> int:
-        """Jobs handed out and not back, those of dropped lanes included."""
+        """Jobs handed out and not given back, including those of dropped lanes."""
         return self._ring.running
 
     @property
     def wake(self) -> Callable[[], None]:
-        """Called, synchronously, when get() had nothing and it is worth asking again."""
+        """Called, synchronously, when get() returned None and should be called again."""
         return self._ring.wake
 
     @wake.setter
     def wake(self, wake: Callable[[], None]) -> None:
         self._ring.wake = wake
 
-    # -- keys
-
-    def add(self, key: Key, now: float, cause: str, priority: Priority = Priority.CHANGED) -> None:
-        """As Lane.add(), for callers without the lane. Raises KeyError if there is none."""
-        self._lanes[controller_of(key)].add(key, now, cause, priority)
-
-    def forget(self, key: Key) -> None:
-        """As Lane.forget(); harmless where the lane is gone too."""
-        lane = self._lanes.get(controller_of(key))
-        if lane is not None:
-            lane.forget(key)
+    # -- handing out
 
     def get(self, now: float) -> Job | None:
         """The next key to run, or None: nothing is ready, a limit is reached, or closed."""
@@ -139,25 +126,23 @@ class WorkQueue:
         return ring.ready.popleft().take(now)
 
     def next_due(self) -> float | None:
-        """When a delayed key becomes due: ask get() again then. None: no need to."""
+        """When the next delayed key is due and get() has to be called. None: nothing is delayed."""
         return None if self._ring.closed else self._delays.next()
 
     # -- the end
 
-    def close(self, now: float) -> Unserved:
-        """Hand out nothing from now on, for good, and refuse wishes. Jobs still come back.
+    def close(self) -> Unserved:
+        """Hand out nothing and refuse enqueues from now on. Running jobs are still given back.
 
-        Harmless when repeated; the first instant stands.
+        Harmless when repeated.
         """
-        if self.closed_at is None:
-            self.closed_at = now
-            self._ring.close()
-            for lane in self._lanes.values():
-                lane.closed = True
+        self._ring.close()
+        for lane in self._lanes.values():
+            lane.closed = True
         return self.unserved()
 
     def unserved(self) -> Unserved:
-        """What stands in the queue without running. After a close: what it held back so far."""
+        """The keys that are queued and not running. After a close: what it has held back."""
         lanes = self._lanes.values()
         keys = Counter(entry.key_state for lane in lanes for entry in lane)
         return Unserved(
@@ -169,6 +154,6 @@ class WorkQueue:
         )
 
     def _discard_drained_lanes(self) -> None:
-        """Let go of dropped lanes whose last run has ended."""
+        """Discard dropped lanes whose last run has ended."""
         for name in [name for name, lane in self._dropped.items() if not len(lane)]:
             del self._dropped[name]

@@ -1,7 +1,7 @@
-"""What stands in one controller's part of the queue now: for status, scrapes and reports.
+"""The keys of one controller's lane, counted by state: for status, metrics and reports.
 
-It walks all keys that have any state, some microseconds for ten of them: for when somebody
-asks, not for each run.
+Counting walks all keys that have any state, at some microseconds for ten of them: for
+inspection, not for each run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from reconciled.core.queue.entry import KeyState
+from reconciled.core.queue.states import KeyState
 
 if TYPE_CHECKING:
     from reconciled.core.queue.lane import Lane
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class LaneStatistics:
-    """Keys by standing, and the two ages that tell a stuck queue.
+    """Keys by state, and the two ages that reveal a stuck queue.
 
-    dirty    running keys with a cause that arrived since; counted in running too
-    oldest   seconds that the key that waits longest has waited; 0 where none waits
-    longest  seconds that the longest of the runs going on has taken; 0 where none runs
+    running      includes the dirty keys: running, with a cause that arrived since
+    oldest_wait  seconds that the key that waits longest has waited; 0 where none waits
+    longest_run  seconds that the longest of the current runs has taken; 0 where none runs
     """
 
     waiting: int

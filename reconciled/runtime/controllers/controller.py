@@ -21,8 +21,8 @@ from reconciled.api import Reconciler
 from reconciled.config.model import ControllerConfig
 from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
-from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.lane import Lane
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Fingerprint, Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
 from reconciled.observe.task_tree import frames_of

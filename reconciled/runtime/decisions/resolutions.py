@@ -19,7 +19,7 @@ import asyncinotify
 import attrs
 import trio
 
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import controller_of, directory_of
 from reconciled.journal import resolutions
 from reconciled.journal.operation_record import OperationRecord, Resolution

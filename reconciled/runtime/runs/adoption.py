@@ -12,7 +12,7 @@ from __future__ import annotations
 import trio
 
 from reconciled.core.errors import RecordDamaged
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import controller_of
 from reconciled.journal.operation_record import OperationRecord
 from reconciled.programs.survivors import Survivor, find_survivor

@@ -11,7 +11,8 @@ import trio
 
 from reconciled.core.durations import format_duration
 from reconciled.core.loop_detector import LoopBegan, LoopEnded, RunFacts
-from reconciled.core.queue.entry import Job, Priority
+from reconciled.core.queue.lane import Job
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Key
 from reconciled.core.results import Outcome, Result
 from reconciled.runtime.controllers.status import Status

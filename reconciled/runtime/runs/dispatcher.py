@@ -59,7 +59,7 @@ class Dispatcher:
             due = None if context.pause_reason else queue.next_due()
             with trio.CancelScope(deadline=math.inf if due is None else due):
                 await self._wake.wait()
-        unserved = queue.close(trio.current_time())
+        unserved = queue.close()
         context.stop_recorder.not_served = unserved.waiting + unserved.dirty
 
     def _start_ready(self) -> None:

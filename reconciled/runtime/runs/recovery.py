@@ -20,7 +20,7 @@ import attrs
 from reconciled.api import has_method
 from reconciled.core import recovery as core
 from reconciled.core.errors import Invalid, RecordDamaged
-from reconciled.core.queue.entry import Job
+from reconciled.core.queue.lane import Job
 from reconciled.core.recovery import Decision, Facts, Interrupted
 from reconciled.core.resources import Manifest, fingerprint_of
 from reconciled.core.results import Outcome, Result, done, retry

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reconciled.core.queue.entry import Job
+from reconciled.core.queue.lane import Job
 from reconciled.core.resources import Fingerprint, Key, Manifest, directory_of
 from reconciled.journal.operation_record import AppliedSpec, OperationRecord
 from reconciled.plugins.manifest_request import ManifestRequest

@@ -14,7 +14,7 @@ import trio
 
 from reconciled.api import has_method
 from reconciled.core.durations import format_duration
-from reconciled.core.queue.entry import Job
+from reconciled.core.queue.lane import Job
 from reconciled.core.recovery import Observed
 from reconciled.core.resources import Key, Manifest, Origin
 from reconciled.core.results import Outcome, Result, done, retry

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.queue.counters import WAIT_BOUNDS
-from reconciled.core.queue.entry import MAX_CAUSES, Job, KeyState, Priority
+from reconciled.core.queue.entry import MAX_CAUSES
 from reconciled.core.queue.fifo import AGEING
-from reconciled.core.queue.lane import Lane
+from reconciled.core.queue.lane import Job, Lane
 from reconciled.core.queue.queue import Unserved, WorkQueue
+from reconciled.core.queue.states import KeyState, Priority
 from reconciled.core.queue.statistics import lane_statistics
 from reconciled.core.resources import Key, key_of
 
@@ -318,7 +319,7 @@ def test_forget_removes_everything(queue: WorkQueue, lane: Lane) -> None:
     lane.add(C, 0.0, "failing", Priority.ASKED)
     lane.failed(take(queue), 0.0)
     for key in (A, B, C, A):
-        queue.forget(key)
+        lane.forget(key)
     assert len(lane) == 0
     assert queue.next_due() is None
     assert queue.get(1e6) is None
@@ -395,7 +396,7 @@ def test_nothing_after_the_close(seed: int) -> None:
     for number in range(1000):
         now = number * 0.001
         if number == instant:
-            queue.close(now)
+            queue.close()
             closed = True
         lane = rng.choice(lanes)
         lane.add(key_of(lane.name, f"k{rng.randrange(50)}"), now, "x", rng.choice(list(Priority)))
@@ -421,9 +422,8 @@ def test_close_counts_what_it_holds_back(queue: WorkQueue, lane: Lane) -> None:
     lane.add(B, 0.0, "x")
     lane.add_at(C, 10.0, 0.0, "x")
     unserved = Unserved(waiting=1, delayed=1, retrying=0, dirty=1, refused=0)
-    assert queue.close(5.0) == unserved
-    assert queue.close(6.0) == unserved
-    assert queue.closed_at == 5.0
+    assert queue.close() == unserved
+    assert queue.close() == unserved
     lane.add(key_of("site", "new"), 7.0, "x")
     lane.add_at(B, 9.0, 7.0, "x")
     lane.interrupted(job, 8.0)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reconciled.core.queue.backoff import Backoff
-from reconciled.core.queue.entry import MAX_CAUSES, Job, Priority
+from reconciled.core.queue.entry import MAX_CAUSES
+from reconciled.core.queue.lane import Job
 from reconciled.core.queue.queue import WorkQueue
+from reconciled.core.queue.states import Priority
 from reconciled.core.queue.statistics import lane_statistics
 from reconciled.core.resources import Key, controller_of, key_of
 
@@ -106,7 +108,9 @@ class Queue(RuleBasedStateMachine):
     @rule(key=keys, priority=priorities)
     def add(self, key: Key, priority: Priority) -> None:
         """Want a run now."""
-        self.queue.add(key, self.now, self.wish(key, priority, self.now), priority)
+        self.lanes[controller_of(key)].add(
+            key, self.now, self.wish(key, priority, self.now), priority
+        )
 
     @rule(key=keys, priority=priorities, delay=numbers)
     def add_at(self, key: Key, priority: Priority, delay: int) -> None:
@@ -198,7 +202,7 @@ class Queue(RuleBasedStateMachine):
     @rule(key=keys)
     def forget(self, key: Key) -> None:
         """A key leaves."""
-        self.queue.forget(key)
+        self.lanes[controller_of(key)].forget(key)
         self.wishes[key], self.gates[key] = [], 0.0
         if key in self.jobs:
             self.forgotten.add(key)
@@ -225,7 +229,7 @@ class Queue(RuleBasedStateMachine):
         if really == 0:
             self.closed = True
             self.asleep = None
-            self.queue.close(self.now)
+            self.queue.close()
 
     @invariant()
     def nobody_oversleeps(self) -> None:

@@ -25,7 +25,7 @@ from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, after, done, retry, terminal
 from reconciled.core.problems import Problem
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Snapshot, Tick
 from reconciled.runtime.decisions.removals import (

@@ -26,7 +26,7 @@ from restarts import (
 from trio.testing import MockClock
 
 from reconciled.core.errors import RecordDamaged
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.journal.operation_record import Ending
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import Assignment, ChildRecord, Identity, boot_id

@@ -23,8 +23,8 @@ from reconciled.config.model import Config
 from reconciled.core.desired_state import DesiredState
 from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.backoff import Backoff
-from reconciled.core.queue.entry import Priority
 from reconciled.core.queue.queue import WorkQueue
+from reconciled.core.queue.states import Priority
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key
 from reconciled.core.sources import Snapshot

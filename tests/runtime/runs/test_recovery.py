@@ -41,7 +41,7 @@ from reconciled.api import (
     done,
 )
 from reconciled.core.errors import OperationAlreadyOpen
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.journal import operation_record
 from reconciled.journal.host_identity import HostIdentity
 from reconciled.journal.operation_record import Ending, Resolution

@@ -22,7 +22,7 @@ from one_controller import (
 from trio.testing import MockClock
 
 from reconciled.api import Outcome, Result, Terminal, after, done, retry, terminal
-from reconciled.core.queue.entry import Priority
+from reconciled.core.queue.states import Priority
 from reconciled.core.stages import Stage
 from reconciled.journal.sqlite.store import Store
 
