@@ -51,7 +51,7 @@ class StopRecorder:
 
     def __attrs_post_init__(self) -> None:
         self.stop.on_stage = self._reached
-        self.stop.on_work_ended = self._on_work_ended
+        self.stop.registry.on_work_ended = self._on_work_ended
 
     def record_signal(self, number: int, at: float) -> None:
         """The handler saw signal *number* at *at* (monotonic); a loop that hangs never says so."""

@@ -6,8 +6,10 @@ stop goes on), then ``stop`` (how a stop moves through its stages, in three size
 
 from reconciled.core.errors import CriticalRefused, Overrun
 from reconciled.core.stages import Cut
+from reconciled.stop.registry import covering_section
+from reconciled.stop.section import Section
 from reconciled.stop.stop import Stop
-from reconciled.stop.work import Section, Work, cleanup_scope, covering_section
+from reconciled.stop.work import Work, cleanup_scope
 
 __all__ = [
     "CriticalRefused",

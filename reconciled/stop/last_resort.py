@@ -166,11 +166,7 @@ class LastResort:
         begun_at = self._begun_at()
         if begun_at == math.inf and (busy_since == math.inf or self.has_watchdog()):
             return math.inf
-        # A copy made in one call: the loop may be changing the original.
-        works = list(self.stop.tasks.values())
-        deadlines = [
-            section.deadline - self._offset for work in works for section in list(work.sections)
-        ]
+        deadlines = [at - self._offset for at in self.stop.registry.section_deadlines()]
         if begun_at == math.inf:
             return hang_deadline(busy_since, deadlines, self.stop.limits)
         return exit_deadline(begun_at, busy_since, deadlines, self.stop.limits)

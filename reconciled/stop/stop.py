@@ -20,13 +20,13 @@ from collections.abc import Awaitable, Callable, Iterator
 import attrs
 import trio
 
-from reconciled.core.stages import Cut, Stage, StopLimits
-from reconciled.stop.work import Section, Work, current_stop
+from reconciled.core.stages import Stage, StopLimits
+from reconciled.stop.registry import Registry, current_registry
+from reconciled.stop.section import Section
+from reconciled.stop.work import Work
 
 # What a task needs beyond its cleanup to be gone: reaping, unwinding, a busy machine.
 UNWINDING = 0.5
-# So many cuts are kept for the report; the count goes on.
-CUTS_KEPT = 100
 
 
 @attrs.define(eq=False)
@@ -43,41 +43,29 @@ class Stop:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
-    # The daemon's; kept, since each run asks for it.
-    root: Stop = attrs.field(init=False)
-    reason: str = attrs.field(default="", init=False)
+    # What is open in the whole daemon; shared with the stops around this one.
+    registry: Registry[Work] = attrs.field(init=False)
     # Set when this stop or one around it begins.
     began: trio.Event = attrs.field(factory=trio.Event, init=False)
     began_at: float = attrs.field(default=math.inf, init=False)
-    crashed: bool = attrs.field(default=False, init=False)
     works: set[Work] = attrs.field(factory=set, init=False)
     children: set[Stop] = attrs.field(factory=set, init=False)
     # Stages with the time at which they were reached, for the report.
     history: list[tuple[Stage, float]] = attrs.field(factory=list, init=False)
-    # Critical sections cut since this stop began; kept at the root only.
-    cuts: list[Cut] = attrs.field(factory=list, init=False)
-    cut_count: int = attrs.field(default=0, init=False)
-    cleanups_cut: list[Cut] = attrs.field(factory=list, init=False)
-    # Called when a stage is reached, before anything is cancelled; the report looks then.
+    # Called when a stage is reached, before anything is cancelled: the report reads the tree then.
     on_stage: Callable[[Stage], None] | None = attrs.field(default=None, init=False)
-    # Called with work that ends during a stop; at the root only.
-    on_work_ended: Callable[[Work], None] | None = attrs.field(default=None, init=False)
-    # Called when the one run of a key's stop has ended.
+    # Called when the only run under a key's stop has ended.
     on_empty: Callable[[], None] | None = attrs.field(default=None, init=False)
-    # Called with each overrun of a cleanup; the host logs it.
-    on_cleanup_cut: Callable[[Cut], None] | None = attrs.field(default=None, init=False)
-    # Open sections by the task that opened them, outermost first; at the root only.
-    stacks: dict[trio.lowlevel.Task, list[Section]] = attrs.field(factory=dict, init=False)
-    # Work by the task that runs it; at the root only.
-    tasks: dict[trio.lowlevel.Task, Work] = attrs.field(factory=dict, init=False)
 
+    _reason: str = attrs.field(default="", init=False)
+    _crashed: bool = attrs.field(default=False, init=False)
     _stage: Stage = attrs.field(default=Stage.RUNNING, init=False)
     _hard_at: float = attrs.field(default=math.inf, init=False)
     _stopping_at: float = attrs.field(default=math.inf, init=False)
     _stage_changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.root = self if self.parent is None else self.parent.root
+        self.registry = Registry() if self.parent is None else self.parent.registry
         if self.parent is not None:
             self.parent.children.add(self)
             if self.parent.began.is_set():
@@ -126,10 +114,20 @@ class Stop:
             yield from work.sections
 
     @property
+    def reason(self) -> str:
+        """Why the outermost stop that has begun, this one or one around it, did; empty before."""
+        return (self.parent is not None and self.parent.reason) or self._reason
+
+    @property
+    def crashed(self) -> bool:
+        """Whether this stop or one around it began because of a crash."""
+        return self._crashed or (self.parent is not None and self.parent.crashed)
+
+    @property
     def is_requested(self) -> bool:
-        """Whether what it ends is ended because somebody asked for that, and not for a crash."""
+        """Whether this stop or one around it began on request, and not because of a crash."""
         around = self.parent is not None and self.parent.is_requested
-        return around or (self.began.is_set() and not self.crashed and not self.root.crashed)
+        return around or (self.began.is_set() and not self.crashed)
 
     # -- transitions -------------------------------------------------------
 
@@ -140,9 +138,11 @@ class Stop:
         """
         if self._stage > Stage.RUNNING:
             return
-        self.reason = reason
+        self._reason = reason
         self.began_at = trio.current_time() if at is None else at
         self._hard_at = self.began_at + self.limits.critical
+        if self.parent is None:
+            self.registry.stopping = True
         self._enter_stage(Stage.DRAINING)
         self.intake.cancel(reason=f"stop: {reason}")
         for section in self.all_sections():
@@ -158,7 +158,7 @@ class Stop:
             return
         self._stopping_at = trio.current_time()
         self._enter_stage(Stage.STOPPING)
-        self.scope.cancel(reason=f"stop: {self.reason}, {reason}")
+        self.scope.cancel(reason=f"stop: {self._reason}, {reason}")
 
     def cut(self, reason: str) -> None:
         """End open critical sections now; their cleanups still get their allowance."""
@@ -180,7 +180,7 @@ class Stop:
 
     def crash(self, reason: str) -> None:
         """A part of the tree failed: at least STOPPING, at most that."""
-        self.crashed = True
+        self._crashed = True
         self.begin(reason)
         self.end_drain(reason)
 
@@ -248,15 +248,12 @@ class Stop:
     def enter(self, work: Work) -> None:
         """*work* begins, in the current task."""
         self.works.add(work)
-        self.root.tasks[work.task] = work
+        self.registry.add_work(work.task, work)
 
     def leave(self, work: Work) -> None:
         """*work* has ended."""
         self.works.discard(work)
-        root = self.root
-        root.tasks.pop(work.task, None)
-        if root.on_work_ended is not None and root.stage > Stage.RUNNING:
-            root.on_work_ended(work)
+        self.registry.remove_work(work.task, work)
         if self.scope is work.scope:
             self.detach()
             if self.on_empty is not None:
@@ -275,52 +272,9 @@ class Stop:
         if self.parent is not None:
             self.parent.children.discard(self)
 
-    def record_cut(self, cut: Cut) -> None:
-        """A critical section was cut; a stop that is under way ends with another exit code."""
-        if self._stage > Stage.RUNNING:
-            self.cut_count += 1
-            if len(self.cuts) < CUTS_KEPT:
-                self.cuts.append(cut)
-
-    def record_cleanup_cut(self, cut: Cut) -> None:
-        """A cleanup did not get to its end."""
-        if self._stage > Stage.RUNNING and len(self.cleanups_cut) < CUTS_KEPT:
-            self.cleanups_cut.append(cut)
-        if self.on_cleanup_cut is not None:
-            self.on_cleanup_cut(cut)
-
     def install(self) -> None:
         """Make this the stop that free functions find in the current trio run."""
-        current_stop.set(self)
-
-    # -- who is covered by what --------------------------------------------
-
-    def covering_section(self) -> Section | None:
-        """The innermost open section whose shield covers the current task; ask the root.
-
-        Not a ContextVar: a task started from inside a section into a nursery outside it
-        would inherit the variable, but not the shield.
-        """
-        task = trio.lowlevel.current_task()
-        depth: float = math.inf
-        while True:
-            for section in reversed(self.stacks.get(task, ())):
-                if section.depth <= depth:
-                    return section
-            nursery = task.parent_nursery
-            if nursery is None:
-                return None
-            task = nursery.parent_task
-            depth = task.child_nurseries.index(nursery)
-
-    def current_work(self) -> Work | None:
-        """The work that the current task belongs to; ask the root."""
-        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        while task is not None:
-            if (work := self.tasks.get(task)) is not None:
-                return work
-            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
-        return None
+        current_registry.set(self.registry)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -18,74 +18,57 @@ Invariants
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol, Self
 
 import attrs
 import trio
 
 from reconciled.core.errors import CriticalRefused, Overrun
-from reconciled.core.stages import OWN_BUDGET, Cut, Stage
+from reconciled.core.stages import OWN_BUDGET, Cut, Stage, StopLimits
+from reconciled.stop.registry import Registry, current_registry
+from reconciled.stop.section import Section
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from reconciled.stop.stop import Stop
-
 DEFAULT_CLEANUP = 5.0  # seconds, where no Work is around (a plugin's own unit tests)
 
 
-@attrs.define(eq=False)
-class Section:
-    """One open critical section."""
+class SurroundingStop(Protocol):
+    """What work needs of the stop around it; a ``Stop``, which lies above this module."""
 
-    name: str
-    work: Work
-    budget: float
-    opened_at: float
-    parent: Section | None
-    scope: trio.CancelScope
-    # Nurseries the task had open at entry: what tells a child inside from one outside.
-    depth: int
-    cut_reason: str = ""
-    _early_scopes: list[tuple[trio.CancelScope, float]] = attrs.field(factory=list, init=False)
-
-    def __repr__(self) -> str:
-        return f"<Section {self.name} of {self.work.name}: {self.remaining:.1f}s left>"
+    limits: StopLimits
+    # Set when this stop or one around it begins.
+    began: trio.Event
+    registry: Registry[Work]
 
     @property
-    def deadline(self) -> float:
-        """When it is cut, in trio's time."""
-        return self.scope.deadline
+    def stage(self) -> Stage:
+        """The furthest stage of this stop and those around it."""
 
     @property
-    def remaining(self) -> float:
-        """Seconds until it is cut; a stop can only lower it."""
-        return self.scope.deadline - trio.current_time()
+    def hard_at(self) -> float:
+        """When critical sections are cut at the latest, in trio's time."""
 
-    def clamp(self, limit: float) -> None:
-        """Lower the deadline to *limit*; a deadline is never raised."""
-        if limit < self.scope.deadline:
-            self.scope.deadline = limit
-            for scope, lead in self._early_scopes:
-                scope.deadline = min(scope.deadline, limit - lead)
+    @property
+    def stopping_at(self) -> float:
+        """When ordinary work was cancelled, in trio's time; inf before."""
 
-    def cut(self, reason: str) -> None:
-        """End it now, as *by* wants."""
-        self.cut_reason = reason
-        self.clamp(trio.current_time())
+    @property
+    def reason(self) -> str:
+        """Why this stop, or the outermost one around it, began; empty before."""
 
-    @contextmanager
-    def scope_before_deadline(self, lead: float) -> Iterator[trio.CancelScope]:
-        """A scope that ends *lead* seconds before the section, also if that is moved down."""
-        with trio.CancelScope(deadline=self.deadline - lead) as scope:
-            entry = (scope, lead)
-            self._early_scopes.append(entry)
-            try:
-                yield scope
-            finally:
-                self._early_scopes.remove(entry)
+    @property
+    def is_requested(self) -> bool:
+        """Whether it began on request, and not because of a crash."""
+
+    def enter(self, work: Work) -> None:
+        """*work* begins, in the current task."""
+
+    def leave(self, work: Work) -> None:
+        """*work* has ended."""
 
 
 @attrs.define(eq=False)
@@ -97,7 +80,7 @@ class Work:
     """
 
     name: str
-    stop: Stop
+    stop: SurroundingStop
     key: str = ""
     timeout: float = math.inf
     began_at: float = attrs.field(default=0.0, init=False)
@@ -164,7 +147,7 @@ class Work:
         Raises trio.Cancelled, or Refused inside a foreign shield.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self.stop.stage < Stage.STOPPING or self.stop.root.covering_section() is not None:
+        if self.stop.stage < Stage.STOPPING or self.stop.registry.covering_section() is not None:
             return
         # An exception type of our own would be eaten by retry loops; a cancellation is not.
         self.scope.cancel(reason=f"stop: {name!r} refused")
@@ -175,20 +158,19 @@ class Work:
         if not 0 < budget < math.inf:
             raise ValueError(f"a budget must be positive and finite, got {budget!r}")
         now = trio.current_time()
-        root = self.stop.root
-        parent = root.covering_section()
+        parent = self.stop.registry.covering_section()
         limit = min(self.stop.hard_at, math.inf if parent is None else parent.deadline)
-        task = trio.lowlevel.current_task()
         section = Section(
             name,
-            self,
+            self.name,
+            self.key,
             budget,
             now,
             parent,
             trio.CancelScope(deadline=min(now + budget, limit), shield=True),
-            len(task.child_nurseries),
+            len(trio.lowlevel.current_task().child_nurseries),
         )
-        root.stacks.setdefault(task, []).append(section)
+        self.stop.registry.open_section(section)
         if not self.sections:
             # A deadline that passes inside a shield is irrevocable: it has to be lifted.
             self._timeout_left = self.scope.deadline - now
@@ -201,13 +183,7 @@ class Work:
         """Unregister; judged by the clock, since a body may turn Cancelled into its own error."""
         now = trio.current_time()
         self.sections.remove(section)
-        stacks = self.stop.root.stacks
-        task = trio.lowlevel.current_task()
-        stack = stacks[task]
-        if stack.pop() is not section:
-            raise RuntimeError(f"{self.name}: critical sections were not closed in order")
-        if not stack:
-            del stacks[task]
+        self.stop.registry.close_section(section)
         # Not *now*: a cleanup inside the section has used up the allowance already.
         self.closed_at = min(now, section.deadline)
         if not self.sections:
@@ -218,7 +194,7 @@ class Work:
         spent = now - section.opened_at
         cut = Cut(section.name, self.name, spent, section.budget, by, self.key)
         self.cut = cut
-        self.stop.root.record_cut(cut)
+        self.stop.registry.record_cut(cut)
         return cut
 
     def _deadline_reason(self, section: Section) -> str:
@@ -241,7 +217,7 @@ class Work:
         if scope.cancelled_caught:
             now = trio.current_time()
             allowed = scope.deadline - opened_at
-            self.stop.root.record_cleanup_cut(
+            self.stop.registry.record_cleanup_cut(
                 Cut(
                     f"cleanup {name}",
                     self.name,
@@ -265,27 +241,15 @@ class Work:
         return since + self.stop.limits.cleanup
 
 
-def covering_section() -> Section | None:
-    """The innermost open critical section whose shield covers the current task, if any."""
-    stop = _current_stop()
-    return None if stop is None else stop.covering_section()
-
-
 def cleanup_scope(default: float = DEFAULT_CLEANUP) -> trio.CancelScope:
     """A shielded scope with what the current work has left of its cleanup allowance.
 
     *default* seconds where no work is around. Enter it at once: its deadline is absolute.
     """
-    stop = _current_stop()
-    work = None if stop is None else stop.current_work()
-    if stop is None or work is None:
+    registry: Registry[Work] | None = current_registry.get(None)
+    work = None if registry is None else registry.current_work()
+    if registry is None or work is None:
         return trio.CancelScope(deadline=trio.current_time() + default, shield=True)
-    return trio.CancelScope(deadline=work.cleanup_deadline(stop.covering_section()), shield=True)
-
-
-def _current_stop() -> Stop | None:
-    return current_stop.get(None)
-
-
-# Per run of trio, not per process: several daemons in one test process stay apart.
-current_stop: trio.lowlevel.RunVar[Stop | None] = trio.lowlevel.RunVar("reconciled.stop")
+    return trio.CancelScope(
+        deadline=work.cleanup_deadline(registry.covering_section()), shield=True
+    )

@@ -81,8 +81,8 @@ class Program:
                 services.cancel_scope.cancel(reason="work has ended")
         except* Crash:
             self.seen["crashes"] += 1
-        assert not self.daemon.stacks, "R6: section left"
-        assert not self.daemon.tasks, "R6: work left"
+        assert not self.daemon.registry.sections, "R6: section left"
+        assert not self.daemon.registry.works, "R6: work left"
         assert not list(self.daemon.all_works()), "R6: work left"
         if self.daemon.stage is not Stage.RUNNING:
             end = self.daemon.hard_at + limits.cleanup
@@ -174,7 +174,7 @@ class Program:
     def cancelled_at(self, work: Work, now: float, *, covered: bool) -> float:
         """When the code here was cancelled at the earliest; *now* if it was not."""
         if covered:
-            section = work.stop.root.covering_section()
+            section = work.stop.registry.covering_section()
             assert section is not None
             return min(now, section.deadline)
         last = self.last_deadline.get(work, 0.0)

@@ -14,9 +14,17 @@ import trio.lowlevel
 import trio.testing
 from trio.testing import MockClock
 
-from reconciled.core.stages import Stage, StopLimits
-from reconciled.stop import CriticalRefused, Overrun, Stop, Work, cleanup_scope, covering_section
-from reconciled.stop.work import DEFAULT_CLEANUP, Section
+from reconciled.core.stages import Cut, Stage, StopLimits
+from reconciled.stop import (
+    CriticalRefused,
+    Overrun,
+    Section,
+    Stop,
+    Work,
+    cleanup_scope,
+    covering_section,
+)
+from reconciled.stop.work import DEFAULT_CLEANUP
 
 LIMITS = StopLimits(drain=10, critical=60, cleanup=5)
 
@@ -94,7 +102,7 @@ async def test_who_cut_it_is_told(autojump_clock: MockClock) -> None:
                 with pytest.raises(Overrun, match=r"inner was .* by the section around it"):
                     async with work.critical("inner", budget=9):
                         await trio.sleep_forever()
-    assert stop.cut_count == 0
+    assert stop.registry.cut_count == 0
 
 
 async def test_inner_sections_end_with_the_outer_one(autojump_clock: MockClock) -> None:
@@ -124,8 +132,8 @@ async def test_a_late_section_ends_at_the_hard_limit(autojump_clock: MockClock) 
                     assert section.deadline == began + 60
                     await trio.sleep_forever()
             assert trio.current_time() == began + 60
-    assert stop.cut_count == 1
-    assert stop.cuts[0].section == "write"
+    assert stop.registry.cut_count == 1
+    assert stop.registry.cuts[0].section == "write"
 
 
 async def test_a_lower_limit_reaches_open_sections(autojump_clock: MockClock) -> None:
@@ -276,6 +284,8 @@ async def test_a_child_started_into_an_outer_nursery_is_not_covered(
 async def test_a_cleanup_has_its_allowance(autojump_clock: MockClock) -> None:
     """After a cancellation a cleanup may await for its allowance; it never raises by itself."""
     stop, reached = fresh(), []
+    cuts: list[Cut] = []
+    stop.registry.on_cleanup_cut = cuts.append
     async with running(stop):
         with Work("w", stop) as work:
             stop.crash("test")
@@ -291,8 +301,7 @@ async def test_a_cleanup_has_its_allowance(autojump_clock: MockClock) -> None:
                 reached.append(f"cut after {trio.current_time() - began:g} s")
     # Both share the one allowance: it counts from the cancellation.
     assert reached == ["cleaned up", "cut after 5 s"]
-    (cut,) = stop.cleanups_cut
-    assert cut.section == "cleanup the rest"
+    assert [cut.section for cut in cuts] == ["cleanup the rest"]
 
 
 async def test_a_cleanup_outlives_the_hard_limit(autojump_clock: MockClock) -> None:
@@ -320,6 +329,8 @@ async def test_without_a_stop_a_cleanup_counts_from_its_beginning(
 ) -> None:
     """In normal running a cleanup has its allowance from where it begins."""
     stop = fresh()
+    cuts: list[Cut] = []
+    stop.registry.on_cleanup_cut = cuts.append
     async with running(stop):
         with Work("w", stop) as work:
             await trio.sleep(100)
@@ -327,7 +338,7 @@ async def test_without_a_stop_a_cleanup_counts_from_its_beginning(
             async with work.cleanup("slow"):
                 await trio.sleep_forever()
             assert trio.current_time() == began + 5
-    assert stop.cleanups_cut == []
+    assert [cut.section for cut in cuts] == ["cleanup slow"]
 
 
 async def test_a_cleanup_without_a_work_has_a_default(autojump_clock: MockClock) -> None:
@@ -387,7 +398,7 @@ async def test_stops_nest(autojump_clock: MockClock) -> None:
     assert other.hard_at == daemon.hard_at
     late = Stop("late", LIMITS, parent=daemon)
     assert late.began.is_set()
-    assert late.root is daemon
+    assert late.registry is daemon.registry
     one.detach()
     assert daemon.children == {other, late}
 

@@ -33,7 +33,7 @@ class Shutdown:
     crashed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.context.stop.on_cleanup_cut = self._log_cleanup_cut
+        self.context.stop.registry.on_cleanup_cut = self._log_cleanup_cut
 
     # -- while the stop goes on ----------------------------------------------
 
@@ -66,7 +66,7 @@ class Shutdown:
             self.context.log.error(
                 "operation.lost", key=record.key, operation=record.id, reason=reason
             )
-        code = CUT if stop.cut_count or lost else DONE
+        code = CUT if stop.registry.cut_count or lost else DONE
         if self.crashed:
             code = FAILED
         self._report(code)
@@ -153,7 +153,7 @@ class Shutdown:
             "duration_s": round(report.duration_s, 3),
             "stage": max((stage for stage, _ in report.stages), default=Stage.RUNNING).name,
             "interrupted": len(report.interrupted),
-            "cut": host.stop.cut_count,
+            "cut": host.stop.registry.cut_count,
             "children_left": len(report.children),
             "not_served": report.not_served,
             "report": str(host.state / stop_report.TEXT_NAME),
@@ -182,7 +182,7 @@ class Shutdown:
                 fate=each.outcome.value,
             )
         ids = {each.key: each.id for each in report.operations}
-        for cut in self.context.stop.cuts:
+        for cut in self.context.stop.registry.cuts:
             log.error(
                 "operation.cut",
                 key=cut.key or cut.owner,

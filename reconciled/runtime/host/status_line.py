@@ -76,7 +76,7 @@ def of_stop(stop: Stop, now: float) -> StatusLine:
 
 def of_end(context: RuntimeContext) -> StatusLine:
     """When all work has ended: the last word, which a unit that has failed goes on to show."""
-    cut = context.stop.cut_count
+    cut = context.stop.registry.cut_count
     if not cut:
         return StatusLine("stopped")
     return StatusLine(
@@ -94,7 +94,7 @@ def _ordinary_end(stop: Stop, works: list[Work]) -> float:
 
 
 def _name(section: Section) -> str:
-    return f"{section.name} of {section.work.key or section.work.name}"
+    return f"{section.name} of {section.key or section.owner}"
 
 
 def _names(names: Iterable[str]) -> str:

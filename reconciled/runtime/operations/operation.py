@@ -220,7 +220,7 @@ def _reason(error: BaseException, work: Work) -> str:
     if named is None and not is_interruption(error):
         return f"{type(error).__name__}: {error}"
     if named is None:
-        return work.stop.root.reason or work.stop.reason or "cancelled"
+        return work.stop.reason or "cancelled"
     first: BaseException = named
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

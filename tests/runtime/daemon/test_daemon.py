@@ -212,7 +212,7 @@ async def test_a_crash_ends_in_a_staged_stop(
     assert whole_daemon.log_lines("store.failed") == []
     assert whole_daemon.log_lines("reconcile.done", key="a/critical")
     assert "a fault of ours" in json.dumps(whole_daemon.log_lines("daemon.crashed"))
-    assert daemon.context.stop.cut_count == 0
+    assert daemon.context.stop.registry.cut_count == 0
 
 
 async def test_a_crash_before_anything_runs(

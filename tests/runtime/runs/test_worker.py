@@ -378,7 +378,7 @@ async def test_an_overrun_is_a_failure_with_its_reason(
         assert [record.name for record in runtime.context.operations.journal.list_open()] == [
             "write"
         ]
-        assert runtime.context.stop.cut_count == 0
+        assert runtime.context.stop.registry.cut_count == 0
 
 
 @pytest.mark.parametrize("budget", ["61s", 0, -1, float("inf"), float("nan")])
@@ -523,7 +523,7 @@ async def test_a_critical_operation_outlives_the_stop_and_is_recorded(
         assert runtime.context.store.fingerprint(key("a")) == thing("a").fingerprint
         assert runtime.controller.statuses[key("a")].outcome is Outcome.DONE
         assert runtime.log_lines("reconcile.interrupted") == []
-        assert runtime.context.stop.cut_count == 0
+        assert runtime.context.stop.registry.cut_count == 0
 
 
 async def test_the_request_reports_a_stop(tmp_path: Path, autojump_clock: MockClock) -> None:
