@@ -113,7 +113,7 @@ async def run_one_controller(
         await services.start(store.run)
         services.start_soon(logs.serve)  # noqa: ASYNC113 - nobody waits for its first step
         permits = RemovalApprovals(state, logs.log, lambda *_: None)
-        permits.prepare()
+        await permits.prepare()
         plugin = Plugin("n", "1", "bench", type(reconciler), KIND, Nothing, None)
         ready = LoadedController(config.controllers["bench"], plugin, reconciler)
         controller = build(ready, host, root, permits)

@@ -1,4 +1,4 @@
-"""``reconciled allow CONTROLLER``: permit exactly the removals that are held and shown, once."""
+"""``reconciled allow CONTROLLER``: approve exactly the held removals that it shows, once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 from reconciled.cli.terminal import act_as_owner, print_error, print_line, report_invalid
 from reconciled.config.load import find_config, load
 from reconciled.core.errors import Invalid
-from reconciled.runtime.decisions.removals import describe, read_pending, write_approval
+from reconciled.core.exit_codes import FAILED, NOT_FOUND
+from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
 
-NOTHING_HELD = 4
+_SHOWN = 20  # keys; the rest is counted
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Permit, or say that nothing is held."""
+    """Write the approval; the exit code: 4 if nothing is held."""
     try:
         config = load(find_config(arguments.config, os.environ), os.environ).config
     except Invalid as invalid:
@@ -22,21 +23,30 @@ def execute(arguments: argparse.Namespace) -> int:
     controller: str = arguments.controller
     if controller not in config.controllers:
         known = ", ".join(sorted(config.controllers))
-        print_error(f"reconciled allow: there is no controller {controller}; there are: {known}")
-        return NOTHING_HELD
+        print_error(
+            f"reconciled allow: controller {controller} is not configured; configured are: {known}"
+        )
+        return NOT_FOUND
     try:
         act_as_owner(config.state)
         held = read_pending(config.state, controller)
         if held is None:
             print_line(f"No removals of {controller} are held.")
-            return NOTHING_HELD
+            return NOT_FOUND
         write_approval(config.state, held)
     except (OSError, ValueError) as error:
         print_error(f"reconciled allow: {error}")
-        return 1
+        return FAILED
     print_line(
-        f"Permitted, once: the removal of {len(held.keys)} of {held.owned} keys of {controller}."
+        f"Approved, once: the removal of {len(held.keys)} of {held.owned} keys of {controller}."
     )
-    print_line(describe(held))
-    print_line("A running daemon acts on it now, otherwise the next one does at its start.")
+    print_line(_format_keys(held))
+    print_line("A running daemon removes them now, otherwise the next one does at its start.")
     return 0
+
+
+def _format_keys(held: PendingApproval) -> str:
+    lines = [f"  {key}" for key in held.keys[:_SHOWN]]
+    if len(held.keys) > _SHOWN:
+        lines.append(f"  … and {len(held.keys) - _SHOWN} more")
+    return "\n".join(lines)

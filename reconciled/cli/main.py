@@ -22,7 +22,7 @@ VERBS = {
     "check": ("grade the configuration and the manifests", "check"),
     "plan": ("show what would be done, without effects", "plan"),
     "budget": ("show how long a stop may take", "budget"),
-    "journal": ("list, show and settle operations", "journal.listing"),
+    "journal": ("list, show and settle operations", "journal.command"),
     "allow": ("permit the removals of a controller that are held", "allow"),
     "reload": ("have the daemon read its configuration again", "reload"),
     "stop": ("begin a stop of the daemon", "stop"),

@@ -16,7 +16,7 @@ import pytest
 import trio
 from desk import Desk
 
-from reconciled.cli.journal import listing, resolve
+from reconciled.cli.journal import resolve
 from reconciled.cli.journal.text import format_list, format_operation
 from reconciled.core.errors import StateLocked
 from reconciled.core.resources import Key
@@ -137,7 +137,7 @@ def test_the_list_as_it_reads(desk: Desk) -> None:
         f"{'ID':<26}  BEGUN                      STATE  KEY  OPERATION  LAST STEP\n"
         f"{waiting}  2027-01-15 08:00:00+00:00  held   c/a  upgrade    fetch\n"
         "\n"
-        "1 held: reconciled journal show ID says why, and what settles it.\n"
+        "1 held: reconciled journal show ID shows why, and how to resolve it.\n"
         "\n"
         f"{'ID':<26}  ENDED                      STATE  KEY    OPERATION  LAST STEP\n"
         f"{over}  2027-01-15 08:00:00+00:00  done   c/old  upgrade    -\n"
@@ -159,7 +159,7 @@ def test_an_operation_as_it_reads() -> None:
     text = format_operation(
         record,
         None,
-        ["its program apply of attempt 1 is gone, and nobody saw how it ended"],
+        ["its program apply of attempt 1 has ended; its exit was not recorded"],
         ["/state/operations/x/apply.log"],
         now=BEGUN + 7300,
         can_undo=True,
@@ -178,25 +178,25 @@ GOLDEN = f"""\
   begun      2027-01-15 08:00:00+00:00, 2h ago
   manifest   /etc/m/a.yaml, as it was then
 
-How far it came:
+Progress:
   fetch   idempotent  done
     {{"bytes": 3}}
-  switch  once        started, no result: nobody knows whether it took effect
-  its program apply of attempt 1 is gone, and nobody saw how it ended
+  switch  once        started, no result recorded: it may or may not have taken effect
+  its program apply of attempt 1 has ended; its exit was not recorded
 
 Held since 2027-01-15 08:00:00+00:00:
   step switch runs once, was started, and left no result
   exit 1
 
-Look at what is there, then settle it with one of these:
+Check the actual state, then resolve the operation with one of these:
   reconciled journal resolve {ID}01 --complete --why "…"
-      it is done: that is noted, and nothing runs
+      it is done: record that, and run nothing
   reconciled journal resolve {ID}01 --forward --why "…"
-      go on in the same operation, at the step that it had reached
+      continue the same operation at the step that it reached
   reconciled journal resolve {ID}01 --back --why "…"
-      undo what it did, as an operation of its own
+      undo what it did, in a new operation
   reconciled journal resolve {ID}01 --abandon --why "…"
-      close it without a claim; the next reconcile begins anew
+      close it, neither done nor undone; the next reconcile starts over
 
 Output of its programs:
   /state/operations/x/apply.log"""
@@ -214,7 +214,7 @@ def test_show_tells_all_that_the_state_has(desk: Desk) -> None:
     said = desk.say("journal", "show", identity[:-2].lower())
     assert said.code == 0
     assert said.lines[0] == f"{identity}: held"
-    assert "  steps that its program noted: copied (attempt 1)" in said.lines
+    assert "  steps recorded by its program: copied (attempt 1)" in said.lines
     assert f"  @/state/operations/{identity}/apply.log" in said.lines
     assert "--back" not in said.out
     data = desk.say("journal", "show", identity, "--json").data
@@ -239,10 +239,10 @@ def test_an_operation_that_is_not_there(desk: Desk) -> None:
     for action in (("show",), ("resolve", "--abandon", "--why", "x")):
         said = desk.say("journal", action[0], "7Z", *action[1:])
         assert (said.code, said.out) == (4, "")
-        assert said.lines == ["there is no operation 7Z: reconciled journal list names them"]
+        assert said.lines == ["there is no operation 7Z: reconciled journal list shows the ids"]
         said = desk.say("journal", action[0], "0", *action[1:])
         assert said.code == 4
-        assert said.lines[0] == "0 is not enough, 2 operations begin so:"
+        assert said.lines[0] == "0 is ambiguous: matches 2 operations; write more of the id:"
         assert {line.split()[0] for line in said.lines[1:]} == {first, second}
     assert not (desk.state / "resolutions").exists()
 
@@ -294,8 +294,8 @@ def test_who_holds_the_state_is_told(desk: Desk) -> None:
             said = desk.say("journal", *action)
             assert said.code == 0
             assert identity in said.out
-            holder = f"@/state is held by process {os.getpid()}: this is what it had"
-            assert said.err == f"{holder} written just now\n"
+            running = f"a daemon (pid {os.getpid()}) is running on @/state"
+            assert said.err == f"{running}: this is its current state\n"
     finally:
         lock.release()
 
@@ -311,7 +311,7 @@ def test_the_configuration_may_be_broken(desk: Desk) -> None:
     assert desk.say("journal", "show", identity, *state).code == 0
     said = desk.say("journal", "resolve", identity, "--back", "--why", "x", *state)
     assert said.code == 1
-    assert "is not known, since the configuration is invalid: @/r.yaml:" in said.err
+    assert "cannot be asked, since the configuration is invalid: @/r.yaml:" in said.err
     assert desk.say("journal", "resolve", identity, "--abandon", "--why", "x", *state).code == 0
 
 
@@ -344,17 +344,19 @@ def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
     identity = held(desk)
     said = desk.say("journal", "resolve", identity, "--forward", "--why", "it  is\nfine")
     assert said.code == 0
-    assert said.lines[-1] == "No daemon runs: it acts at the next start."
+    assert said.lines[-1] == "No daemon is running: the next start carries it out."
     decided = resolutions.read_pending(desk.state, identity)
     assert decided is not None
     assert (decided.resolution, decided.why) == (Resolution.FORWARD, "it is fine")
-    assert decided.who == listing.login_name()
+    assert decided.who == resolve.login_name()
     file = desk.state / "resolutions" / f"{identity}.json"
     assert file.stat().st_mode & 0o777 == 0o600
     printed = desk.say("journal", "list").out
     assert "decided: forward" in printed
     assert "1 held" not in printed
-    assert "Decided, and not acted on yet: --forward" in desk.say("journal", "show", identity).out
+    assert (
+        "Decided, and not carried out yet: --forward" in desk.say("journal", "show", identity).out
+    )
 
 
 def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
@@ -367,7 +369,7 @@ def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
         assert "replaces" not in said.out
     said = desk.say("journal", "resolve", identity, "--abandon", "--why", "y")
     assert said.code == 0
-    assert said.lines[0] == f"This replaces --forward, by {listing.login_name()}: x"
+    assert said.lines[0] == f"This replaces --forward, by {resolve.login_name()}: x"
     decided = resolutions.read_pending(desk.state, identity)
     assert decided is not None
     assert (decided.resolution, decided.why) == (Resolution.ABANDON, "y")
@@ -378,7 +380,10 @@ def test_what_is_not_held_is_not_settled(desk: Desk) -> None:
     """An open operation that is not held, and one that is over, end with 1 and their state."""
     desk.configure()
     opened, over = held(desk, hold=None), past(desk)
-    for identity, state in ((opened, "(c/a) is not held: open"), (over, "(c/old) is not held: do")):
+    for identity, state in (
+        (opened, "(c/a) is not held, its state is open:"),
+        (over, "(c/old) is not held, its state is done:"),
+    ):
         said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
         assert (said.code, said.out) == (1, "")
         assert state in said.err
@@ -399,7 +404,7 @@ def test_back_only_where_something_can_undo(desk: Desk) -> None:
     back = ("journal", "resolve", identity, "--back", "--why", "x")
     said = desk.say(*back)
     assert said.code == 1
-    assert "nothing can undo it: mine:Noter has no way to" in said.err
+    assert "(c/a) cannot be undone: reconciler mine:Noter cannot undo this spec" in said.err
     desk.configure("  d: {reconciler: 'mine:Noter', watch: [{directory: m}]}\n")
     assert "controller c is not configured" in desk.say(*back).err
     plugin = desk.root / "plugins/mine.py"
@@ -423,8 +428,8 @@ def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPat
     finally:
         lock.release()
     assert (said.code, said.out) == (75, "")
-    assert "it was taken back" in said.err
-    assert resolutions.take_all(desk.state) == []
+    assert "the decision was withdrawn and nothing has changed" in said.err
+    assert resolutions.resolution_files(desk.state).claim() == []
 
 
 def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +444,8 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
     finally:
         lock.release()
     assert said.code == 0
-    assert said.lines[-1] == "It is written down, and acts as soon as it can."
-    assert len(resolutions.take_all(desk.state)) == 1
+    assert said.lines[-1] == "The decision is durable, and not carried out yet."
+    assert len(resolutions.resolution_files(desk.state).claim()) == 1
 
 
 def put_and_claim(put: Callable[..., None]) -> Callable[..., None]:
@@ -448,7 +453,7 @@ def put_and_claim(put: Callable[..., None]) -> Callable[..., None]:
 
     def both(state: Path, decided: resolutions.ResolutionRequest) -> None:
         put(state, decided)
-        resolutions.take_all(state)
+        resolutions.resolution_files(state).claim()
 
     return both
 
@@ -458,17 +463,18 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
     """0 only if the journal has this very decision; one that came too late is 1."""
     desk.configure()
     identity = held(desk)
+    files = resolutions.resolution_files(desk.state)
     lock = StateLock.acquire(desk.state)
 
     async def act(operations: OperationJournal) -> None:
-        (file,) = resolutions.take_all(desk.state)
-        decided = resolutions.read(file)
+        (file,) = files.claim()
+        decided = resolutions.read_resolution(files, file)
         who = decided.who if acts else "somebody else"
         await operations.resolve(identity, decided.resolution, who, decided.why)
-        resolutions.remove_finished(file)
+        files.finish(file)
 
     def daemon() -> None:
-        while not resolutions.is_pending(desk.state, identity):
+        while not files.find(identity):
             pass
         in_journal(desk, act)
 
@@ -481,10 +487,13 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
         lock.release()
     if acts:
         assert (said.code, said.err) == (0, "")
-        assert said.out == f"Decided: {identity} (c/a, upgrade) is done: nothing runs for it.\n"
+        assert (
+            said.out
+            == f"Decided: {identity} (c/a, upgrade) is recorded as done: nothing runs for it.\n"
+        )
     else:
         assert (said.code, said.out) == (1, "")
-        assert "was not held any more" in said.err
+        assert "the operation was not held any" in said.err
 
 
 def test_all_is_for_a_damaged_store(desk: Desk) -> None:
@@ -494,13 +503,15 @@ def test_all_is_for_a_damaged_store(desk: Desk) -> None:
     everything = ("journal", "resolve", "--all", "--abandon", "--why", "looked")
     said = desk.say(*everything)
     assert said.code == 1
-    assert "the store is whole" in said.err
+    assert "--all is only for a damaged store" in said.err
 
     degraded(desk)
     assert "The store was damaged: lost" in desk.say("journal", "list").err
     said = desk.say(*everything)
     assert said.code == 0
-    assert said.lines[0] == "Decided: the store is trusted again, 1 held operations are abandoned."
+    assert (
+        said.lines[0] == "Decided: the store is trusted again, and 1 held operations are abandoned."
+    )
     decided = resolutions.read_pending(desk.state, resolutions.ALL_OPERATIONS)
     assert decided is not None
     assert decided.why == "looked"
@@ -511,9 +522,9 @@ def test_a_person_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "eve")
     monkeypatch.setenv("SUDO_UID", "4711")
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert listing.login_name() == "eve (uid 4711, sudo)"
+    assert resolve.login_name() == "eve (uid 4711, sudo)"
     monkeypatch.setattr(os, "getuid", lambda: 4712)
-    assert listing.login_name() == "somebody (uid 4712)"
+    assert resolve.login_name() == "unknown (uid 4712)"
 
 
 def test_probing_disturbs_nobody(desk: Desk) -> None:

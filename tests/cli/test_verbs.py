@@ -10,8 +10,8 @@ import pytest
 from desk import Desk
 
 from reconciled.core.resources import Key
+from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
 from reconciled.journal.state_lock import StateLock
-from reconciled.runtime.decisions.removals import PendingApproval, read_pending, write_approval
 
 # -- the command line ---------------------------------------------------------------------
 
@@ -432,7 +432,7 @@ def test_allow_when_nothing_is_held(desk: Desk) -> None:
     said = desk.say("allow", "d")
     assert (said.code, said.err) == (
         4,
-        "reconciled allow: there is no controller d; there are: c\n",
+        "reconciled allow: controller d is not configured; configured are: c\n",
     )
     assert not desk.state.exists()
 
@@ -449,7 +449,7 @@ def test_allow_permits_exactly_what_is_shown(desk: Desk) -> None:
     assert read_pending(desk.state, "c") == held
     said = desk.say("allow", "c")
     assert said.code == 0
-    assert said.lines[0] == "Permitted, once: the removal of 25 of 30 keys of c."
+    assert said.lines[0] == "Approved, once: the removal of 25 of 30 keys of c."
     assert said.lines[1:21] == [f"  c/k{number}" for number in range(20)]
     assert said.lines[21] == "  … and 5 more"
     assert permit.read_text() == '{"keys": [' + ", ".join(f'"{k}"' for k in held.keys) + "]}"

@@ -279,7 +279,8 @@ async def run_one_controller(
         )
         await services.start(host.store.run)
         permits = RemovalApprovals(state, logs.log, lambda _, keys: built.approve_removals(keys))
-        permits.prepare()
+        await permits.prepare()
+        services.start_soon(permits.serve_reports)
         built = factory.build(
             loading.LoadedController(config.controllers["c"], plugin_of(script), script),
             host,

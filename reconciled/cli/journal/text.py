@@ -1,7 +1,7 @@
-"""Operations as text for tired people, and as data for programs. Pure: time is handed in.
+"""Operations as text for people and as data for programs. Pure: time is handed in.
 
-Names and reasons come from plugins and programs: nothing of them reaches a terminal as control
-codes. The pinned spec is left out, for it may hold what should not be shown around.
+Names and reasons come from plugins and programs: their control codes are replaced before they
+reach a terminal. The pinned spec is left out, since it may contain secrets.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from reconciled.journal.resolutions import ResolutionRequest
 from reconciled.runtime.operations.pinned import is_removal
 
 _MEANS = {
-    "--complete": "it is done: that is noted, and nothing runs",
-    "--forward": "go on in the same operation, at the step that it had reached",
-    "--back": "undo what it did, as an operation of its own",
-    "--abandon": "close it without a claim; the next reconcile begins anew",
+    "--complete": "it is done: record that, and run nothing",
+    "--forward": "continue the same operation at the step that it reached",
+    "--back": "undo what it did, in a new operation",
+    "--abandon": "close it, neither done nor undone; the next reconcile starts over",
 }
-_NO_RESULT = "started, no result: nobody knows whether it took effect"
+_NO_RESULT = "started, no result recorded: it may or may not have taken effect"
+_MAX_DATA = 200  # characters of a step's data
 
 
 def state_of(record: OperationRecord, pending: ResolutionRequest | None = None) -> str:
-    """Where *record* stands, in a few words."""
+    """The state of *record* for people, in a few words."""
     if record.ending is not None:
         return record.ending.value
     if pending is not None:
@@ -41,7 +42,7 @@ def state_of(record: OperationRecord, pending: ResolutionRequest | None = None) 
 def as_data(
     record: OperationRecord, pending: ResolutionRequest | None = None, *, can_undo: bool = False
 ) -> dict[str, Any]:
-    """*record* for programs; times are ISO 8601 in UTC."""
+    """*record* as plain data for JSON; times are ISO 8601 in UTC."""
     hold = record.hold
     held = hold is not None and record.ending is None
     return {
@@ -91,14 +92,17 @@ def format_list(
     past: Sequence[OperationRecord],
     pending: Mapping[str, ResolutionRequest | None],
 ) -> str:
-    """The open operations, then those that are over."""
+    """The open operations, then the past ones."""
     lines = []
     if opened:
         rows = [_row(each, each.begun, state_of(each, pending.get(each.id))) for each in opened]
         lines += _table(("ID", "BEGUN", "STATE", "KEY", "OPERATION", "LAST STEP"), rows)
         held = sum(state_of(each, pending.get(each.id)) == "held" for each in opened)
         if held:
-            lines += ["", f"{held} held: reconciled journal show ID says why, and what settles it."]
+            lines += [
+                "",
+                f"{held} held: reconciled journal show ID shows why, and how to resolve it.",
+            ]
     else:
         lines.append("No operation is open.")
     if past:
@@ -120,7 +124,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def format_operation(  # noqa: PLR0913 - what is known of one operation, from where it stands
+def format_operation(  # noqa: PLR0913 - one argument for each source of facts
     record: OperationRecord,
     pending: ResolutionRequest | None,
     program: Sequence[str],
@@ -129,30 +133,30 @@ def format_operation(  # noqa: PLR0913 - what is known of one operation, from wh
     now: float,
     can_undo: bool,
 ) -> str:
-    """All about one operation: what it was doing, how far it came, and what settles it."""
+    """One operation in full: what it did, how far it came, and how to resolve it."""
     paragraphs = [_head(record, pending, now), _progress(record, program)]
     if record.ending is None and record.hold is not None:
         paragraphs.append(_hold(record))
     if pending is not None:
         decided = f"--{pending.resolution.value}, by {pending.who}, {format_time(pending.at)}"
         why = clean(pending.why)
-        paragraphs.append([f"Decided, and not acted on yet: {decided}", f"  {why}"])
+        paragraphs.append([f"Decided, and not carried out yet: {decided}", f"  {why}"])
     elif record.ending is None and record.hold is not None:
         paragraphs.append(_resolve_commands(record, can_undo=can_undo))
     if record.notes:
-        paragraphs.append(["What was decided:", *(_note(note) for note in record.notes)])
+        paragraphs.append(["Decisions:", *(_note(note) for note in record.notes)])
     if output:
         paragraphs.append(["Output of its programs:", *(f"  {file}" for file in output)])
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
 
 def _head(record: OperationRecord, pending: ResolutionRequest | None, now: float) -> list[str]:
-    marks = [f"attempt {record.attempt}"]
-    marks += ["removal"] if is_removal(record) else []
-    marks += ["critical"] if record.critical else []
+    facts = [f"attempt {record.attempt}"]
+    facts += ["removal"] if is_removal(record) else []
+    facts += ["critical"] if record.critical else []
     rows = [
         ("key", clean(record.key)),
-        ("operation", f"{clean(record.name)} ({', '.join(marks)})"),
+        ("operation", f"{clean(record.name)} ({', '.join(facts)})"),
         ("begun", f"{format_time(record.begun)}, {_ago(now - record.begun)}"),
     ]
     if record.ending is not None:
@@ -170,9 +174,9 @@ def _head(record: OperationRecord, pending: ResolutionRequest | None, now: float
 
 
 def _progress(record: OperationRecord, program: Sequence[str]) -> list[str]:
-    lines = ["How far it came:"]
+    lines = ["Progress:"]
     if not record.steps:
-        lines.append("  no step of it was noted")
+        lines.append("  no step is recorded")
     rows = [
         (clean(step.name), step.kind, "done" if step.state is StepState.DONE else _NO_RESULT)
         for step in record.steps
@@ -192,12 +196,14 @@ def _hold(record: OperationRecord) -> list[str]:
     if hold.evidence:
         lines += [f"  {clean(line)}" for line in hold.evidence.splitlines()]
     if hold.by_cap:
-        lines.append("  Another spec, or other options of its controller, lift this too.")
+        lines.append(
+            "  A changed spec, or changed options of its controller, also lifts this hold."
+        )
     return lines
 
 
 def _resolve_commands(record: OperationRecord, *, can_undo: bool) -> list[str]:
-    lines = ["Look at what is there, then settle it with one of these:"]
+    lines = ["Check the actual state, then resolve the operation with one of these:"]
     for command in resolve_commands(record.id, can_undo=can_undo):
         lines.append(f"  {command}")
         lines += [f"      {text}" for flag, text in _MEANS.items() if f" {flag} " in command]
@@ -221,8 +227,7 @@ def _step_data(step: StepRecord) -> dict[str, Any]:
 
 def _data(data: Any) -> str:
     text = json.dumps(data, ensure_ascii=False)
-    longest = 200
-    return clean(text if len(text) <= longest else f"{text[:longest]}…")
+    return clean(text if len(text) <= _MAX_DATA else f"{text[:_MAX_DATA]}…")
 
 
 def clean(text: str) -> str:
@@ -240,7 +245,7 @@ def _iso(at: float) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """How long ago, in its largest unit alone: who reads it wants an idea."""
+    """How long ago, in the largest unit only: the reader needs an order of magnitude."""
     if seconds < 1:
         return "now"
     size = next(size for size in (86400, 3600, 60, 1) if seconds >= size)

@@ -85,8 +85,11 @@ class Daemon:
         try:
             async with trio.open_nursery() as services:
                 self._assemble(services)
+                await self.approvals.prepare()
+                await self.resolutions.prepare()
                 await self._serve(services)
                 await self._work()
+                await self.approvals.flush()  # ``allow`` reads it without a daemon
                 # Whoever waits for the store or the log has ended: nothing is cut off here.
                 services.cancel_scope.cancel(reason="work has ended")
         except* (Exception, GeneratorExit, SystemExit, KeyboardInterrupt) as group:
@@ -121,9 +124,7 @@ class Daemon:
             self.once_progress = OnceProgress(self._end_once)
             self.context.on_outcome = self.once_progress.record_outcome
         self.approvals = RemovalApprovals(config.state, self.logs.log, self._approve_removals)
-        self.approvals.prepare()
         self.resolutions = Resolutions(self.context, lambda: self.controllers)
-        self.resolutions.prepare()
         self.dispatcher = Dispatcher(self.context, lambda: self.controllers)
         self.orphans = OrphanReaper(children, self.logs.log)
         self.reloader = Reloader(
@@ -163,6 +164,7 @@ class Daemon:
         self._service("orphan reaper", self.orphans.reap)
         self._service("reload", self.reloader.serve)
         self._service("resolutions", self.resolutions.serve)
+        self._service("removal reports", self.approvals.serve_reports)
         self._service("housekeeping", Retention(host).serve)
         self._service("keeper", run_maintenance, self.context)
         self.integrations.begin(host, self.commands, self._service)
@@ -198,11 +200,13 @@ class Daemon:
                 # What people decided meanwhile is what recovery goes by.
                 await self.resolutions.wait_first_scan()
                 for ready in self.prepared.ready:
+                    if stop.began.is_set():
+                        break  # a service has crashed: the nurseries for it are closing
                     await self._start(ready)
                 for stalled in self.prepared.stalled:
                     self._log_stalled(stalled.config.name, stalled.reason)
-                # Not before: a permit for a controller that is not there yet would be lost.
-                self._service("permits", self.approvals.serve)
+                # Not before: an approval for a controller that is not there yet would be lost.
+                self._service("removal approvals", self.approvals.serve)
                 work.start_soon(stop.guard, self.dispatcher.run, name="dispatcher")
                 # From here on a stop has stages: before, nothing had begun that could be cut.
                 self.commands.start()
@@ -230,7 +234,9 @@ class Daemon:
         if self.context.stop.began.is_set():
             return  # meanwhile: the intake is closing
         # Before the first report: it decides what is held, and recovery comes first of all.
-        self.approvals.poll(name)
+        await self.approvals.inbox.scan(name)
+        if self.context.stop.began.is_set():
+            return
         enqueue_open_operations(controller, trio.current_time())
         self._intake.start_soon(self.context.stop.guard, controller.watch, name=f"intake of {name}")
         for warning in ready.plugin.warnings:
@@ -270,6 +276,11 @@ class Daemon:
         }
 
     async def _swap(self, swap: Swap) -> bool:
+        # An approval reaches the old controller or its successor, never the gap between them.
+        async with self.approvals.inbox.lock:
+            return await self._swap_controllers(swap)
+
+    async def _swap_controllers(self, swap: Swap) -> bool:
         if self.context.stopping:
             self.commands.reload()  # refused, and told
             return False

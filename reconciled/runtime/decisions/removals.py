@@ -1,179 +1,134 @@
-"""Held removals and the permission for them, told through two small files a controller.
+"""Held removals in the daemon: reported to people in NAME.held, approved by them in NAME.allow.
 
-``STATE/removals/NAME.held`` says which removals wait; ``NAME.allow``, written by the ``allow``
-verb with the daemon up or down, permits exactly the keys in it, once. A file of its own for
-each side: neither ever writes what the other one wrote, and no socket is needed.
+Removals are held in memory, by the guard of their controller: a report that is not written yet
+delays a person's decision, and never lets a removal pass.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import asyncinotify
 import attrs
 import trio
 
 from reconciled.core.removals import HeldRemovals
 from reconciled.core.resources import Key
-from reconciled.durability import replace
+from reconciled.journal import removal_approvals
+from reconciled.journal.removal_approvals import PendingApproval
 from reconciled.observe.bound_log import BoundLog
+from reconciled.runtime.decisions.inbox import DecisionKind, Inbox
 
-DIRECTORY = "removals"
-LONGEST = 16 * 1024 * 1024
-SHOWN = 20
-_NOT_OURS = "{} is not what reconciled writes: remove it"
-POLL_INTERVAL = 5.0  # seconds between looks for permits, where the kernel does not tell of them
-
-
-@attrs.frozen
-class PendingApproval:
-    """What a person is asked to decide about."""
-
-    controller: str
-    keys: tuple[Key, ...]
-    owned: int
-
-
-def read_pending(state: Path, controller: str) -> PendingApproval | None:
-    """The removals of *controller* that wait, as the daemon wrote them; None: nothing waits.
-
-    Raises OSError, and ValueError for what the daemon did not write.
-    """
-    file = state / DIRECTORY / f"{controller}.held"
-    data = _read(file)
-    if data is None:
-        return None
-    owned = data.get("owned")
-    if not isinstance(owned, int):
-        raise ValueError(_NOT_OURS.format(file))  # noqa: TRY004 - it is the content that is wrong
-    return PendingApproval(controller, tuple(Key(key) for key in data["keys"]), owned)
-
-
-def write_approval(state: Path, held: PendingApproval) -> None:
-    """Permit exactly what *held* shows; durable when this returns."""
-    replace(
-        state / DIRECTORY / f"{held.controller}.allow",
-        json.dumps({"keys": list(held.keys)}).encode(),
-    )
+SHOWN = 20  # keys in a log line
+FLUSH_TIMEOUT = 1.0  # seconds of a stop for reports that are not written yet
 
 
 @attrs.define(eq=False)
 class RemovalApprovals:
-    """The daemon's side. allow(controller, keys) is called in the loop for each permit."""
+    """Reports held removals, and receives their approvals.
+
+    on_approved(controller, keys) is called in the event loop for each approval.
+    """
 
     state: Path
     log: BoundLog
     on_approved: Callable[[str, frozenset[Key]], None]
+    inbox: Inbox[frozenset[Key]] = attrs.field(init=False)
     _reported: dict[str, tuple[Key, ...]] = attrs.field(factory=dict, init=False)
+    # The last report of each controller that has one to be written, the oldest first.
+    _unwritten: dict[str, HeldRemovals | None] = attrs.field(factory=dict, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _writing: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
-    @property
-    def directory(self) -> Path:
-        """Where both files are."""
-        return self.state / DIRECTORY
+    def __attrs_post_init__(self) -> None:
+        kind = DecisionKind(
+            "removals",
+            "controller",
+            removal_approvals.read_approval,
+            self._approve,
+            self._reject,
+            once=True,  # a kill after the removal of its file only has a person asked again
+        )
+        self.inbox = Inbox(removal_approvals.approval_files(self.state), kind, self.log)
 
-    def prepare(self) -> None:
-        """Make the directory; files of an earlier life stay until they are settled."""
-        self.directory.mkdir(mode=0o700, exist_ok=True)
+    async def prepare(self) -> None:
+        """Make the directory; files of an earlier daemon stay until they are used. OSError."""
+        await self.inbox.prepare()
+
+    # -- reports -----------------------------------------------------------------------------
 
     def report_held(self, controller: str, held: HeldRemovals | None) -> None:
-        """Tell people that removals are held, or not any more; again only when it changed.
+        """Report that removals are held, or none any more; once for each change. Never blocks.
 
-        None also settles what an earlier life held: not before it is known that nothing is.
+        None also removes the report of an earlier daemon: only for what is known not to be held.
         """
         keys = () if held is None else held.keys
         if self._reported.get(controller) == keys:
             return
         self._reported[controller] = keys
-        file = self.directory / f"{controller}.held"
-        if held is None:
-            self._settled(controller, file)
-            return
+        self._unwritten.pop(controller, None)
+        self._unwritten[controller] = held
+        self._changed.set()
+
+    async def serve_reports(self) -> None:
+        """Write reports as they come; for a service nursery. Runs until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            await self._write_reports()
+
+    async def flush(self) -> None:
+        """Wait until every report is written, at most FLUSH_TIMEOUT."""
+        with trio.move_on_after(FLUSH_TIMEOUT):
+            await self._write_reports()
+
+    async def _write_reports(self) -> None:
+        async with self._writing:
+            while self._unwritten:
+                controller = next(iter(self._unwritten))
+                held = self._unwritten.pop(controller)
+                if held is None:
+                    await self._write_released(controller)
+                else:
+                    await self._write_held(controller, held)
+
+    async def _write_held(self, controller: str, held: HeldRemovals) -> None:
+        report = PendingApproval(controller, held.keys, held.owned)
         try:
-            replace(file, json.dumps({"keys": list(keys), "owned": held.owned}).encode())
+            await self.inbox.run(partial(removal_approvals.write_held, self.state, report))
         except OSError as error:
             self.log.error("removals.unwritable", controller=controller, reason=str(error))
+        # Afterwards: the command in it reads the file.
         self.log.warning(
             "removals.held",
             controller=controller,
-            count=len(keys),
+            count=len(held.keys),
             owned=held.owned,
-            keys=list(keys[:SHOWN]),
+            keys=list(held.keys[:SHOWN]),
             reason=str(held),
             settle=f"reconciled allow {controller}",
         )
 
-    def _settled(self, controller: str, file: Path) -> None:
+    async def _write_released(self, controller: str) -> None:
         try:
-            file.unlink()
-        except FileNotFoundError:
-            return
+            remove = partial(removal_approvals.remove_held, self.state, controller)
+            if not await self.inbox.run(remove):
+                return
         except OSError as error:
             self.log.error("removals.unwritable", controller=controller, reason=str(error))
         self.log.info("removals.released", controller=controller)
 
+    # -- approvals ---------------------------------------------------------------------------
+
     async def serve(self) -> None:
-        """Take permits as they come; for a service nursery. Runs until cancelled."""
-        with contextlib.ExitStack() as stack:
-            try:
-                inotify = stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
-                inotify.add_watch(self.directory, asyncinotify.Mask.MOVED_TO)
-            except OSError as error:
-                # Other programs have used up the kernel's limit: slower, and nothing is lost.
-                reason = f"the kernel gives no notice of it: {error}"
-                self.log.warning("removals.polling", reason=reason, look_every_s=POLL_INTERVAL)
-                while True:
-                    self.poll()
-                    await trio.sleep(POLL_INTERVAL)
-            while True:
-                self.poll()
-                await trio.lowlevel.wait_readable(inotify.fd)
-                while inotify.sync_get() is not None:
-                    pass
+        """Act on approvals as they come; for a service nursery. Runs until cancelled."""
+        await self.inbox.serve()
 
-    def poll(self, controller: str = "*") -> None:
-        """Act on every permit that is there, or on that of *controller* alone."""
-        for file in sorted(self.directory.glob(f"{controller}.allow")):
-            try:
-                data = _read(file)
-            except (OSError, ValueError) as error:
-                self.log.error("removals.bad_approval", file=str(file), reason=str(error))
-                data = None
-            # Used once: gone before it takes effect, so that a kill in between only asks again.
-            try:
-                file.unlink(missing_ok=True)
-            except OSError as error:
-                self.log.error("removals.bad_approval", file=str(file), reason=str(error))
-                data = None
-            if data is not None:
-                keys = frozenset(Key(key) for key in data["keys"])
-                self.log.info("removals.approved", controller=file.stem, count=len(keys))
-                self.on_approved(file.stem, keys)
+    async def _approve(self, controller: str, keys: frozenset[Key]) -> None:
+        self.log.info("removals.approved", controller=controller, count=len(keys))
+        self.on_approved(controller, keys)
+        await trio.lowlevel.checkpoint()
 
-
-def describe(held: PendingApproval) -> str:
-    """*held* for a person, bounded."""
-    shown = [f"  {key}" for key in held.keys[:SHOWN]]
-    if len(held.keys) > SHOWN:
-        shown.append(f"  … and {len(held.keys) - SHOWN} more")
-    return "\n".join(shown)
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(handle, "rb") as opened:
-        try:
-            data = json.loads(opened.read(LONGEST))
-        except ValueError as error:
-            raise ValueError(_NOT_OURS.format(file)) from error
-    given = data.get("keys") if isinstance(data, dict) else None
-    if isinstance(given, list) and all(isinstance(key, str) for key in given):
-        return dict(data)
-    raise ValueError(_NOT_OURS.format(file))
+    def _reject(self, file: Path, reason: str) -> None:
+        self.log.error("removals.bad_approval", file=str(file), reason=reason)

@@ -28,12 +28,8 @@ from reconciled.core.problems import Problem
 from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Snapshot, Tick
-from reconciled.runtime.decisions.removals import (
-    PendingApproval,
-    RemovalApprovals,
-    read_pending,
-    write_approval,
-)
+from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
+from reconciled.runtime.decisions.removals import RemovalApprovals
 
 NAMES = [f"k{number}" for number in range(8)]
 
@@ -428,12 +424,12 @@ async def test_c10_many_removals_are_held_until_they_are_permitted(
         assert script.removals == []
         assert len(runtime.log_lines("removals.held")) == 1
         write_approval(runtime.context.state, held)
-        runtime.approvals.poll()
+        await runtime.approvals.inbox.scan()
         await runtime.wait_all_blocked()
         assert sorted(request.name for request in script.removals) == NAMES[1:]
         assert read_pending(runtime.context.state, "c") is None
         assert len(runtime.log_lines("removals.released")) == 1
-        assert list(runtime.approvals.directory.iterdir()) == []
+        assert list(runtime.approvals.inbox.files.directory.iterdir()) == []
         assert [runtime.references(name) for name in NAMES[1:]] == [[]] * 7
 
 
@@ -445,7 +441,7 @@ async def test_a_permit_is_for_what_was_shown(tmp_path: Path, autojump_clock: Mo
         runtime.declare(thing("k0"), thing("k1"))
         await runtime.wait_all_blocked()
         write_approval(runtime.context.state, PendingApproval("c", (key("k1"), key("k2")), 8))
-        runtime.approvals.poll()
+        await runtime.approvals.inbox.scan()
         await runtime.wait_all_blocked()
         assert [request.name for request in script.removals] == ["k2"]
         held = read_pending(runtime.context.state, "c")
@@ -495,9 +491,9 @@ async def test_a_bad_permit_permits_nothing(
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         await held_rig(runtime)
-        file = runtime.approvals.directory / "c.allow"
+        file = runtime.approvals.inbox.files.directory / "c.allow"
         file.write_bytes(content.encode("latin-1"))
-        runtime.approvals.poll()
+        await runtime.approvals.inbox.scan()
         await runtime.wait_all_blocked()
         assert script.removals == []
         assert not file.exists()
@@ -552,8 +548,8 @@ async def test_a_symbolic_link_is_no_permit(tmp_path: Path, autojump_clock: Mock
         await held_rig(runtime)
         elsewhere = tmp_path / "elsewhere"
         elsewhere.write_text(json.dumps({"keys": [key("k1")]}))
-        (runtime.approvals.directory / "c.allow").symlink_to(elsewhere)
-        runtime.approvals.poll()
+        (runtime.approvals.inbox.files.directory / "c.allow").symlink_to(elsewhere)
+        await runtime.approvals.inbox.scan()
         await runtime.wait_all_blocked()
         assert script.removals == []
         assert elsewhere.exists()

@@ -16,17 +16,13 @@ from whole_daemon import WholeDaemon
 from reconciled.api import Result, done
 from reconciled.core.resources import Key
 from reconciled.core.stages import Stage
+from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
 from reconciled.observe.logs import Logs
 from reconciled.programs.orphans import OrphanReaper
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.reload import Reloader
-from reconciled.runtime.decisions.removals import (
-    PendingApproval,
-    RemovalApprovals,
-    read_pending,
-    write_approval,
-)
+from reconciled.runtime.decisions.removals import RemovalApprovals
 from reconciled.runtime.runs.dispatcher import Dispatcher
 
 
@@ -220,7 +216,7 @@ async def test_a_crash_before_anything_runs(
 ) -> None:
     """A fault while the daemon is put together is told as itself, and ends it with 1."""
 
-    def fail(_: RemovalApprovals) -> None:
+    async def fail(_: RemovalApprovals) -> None:
         raise ZeroDivisionError("a fault of ours")
 
     whole_daemon.configure("a")
@@ -290,7 +286,7 @@ async def test_a_permit_for_no_controller_is_told(
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
         write_approval(whole_daemon.state, PendingApproval("zz", (), 1))
-        daemon.approvals.poll()
+        await daemon.approvals.inbox.scan()
         assert whole_daemon.log_lines("removals.bad_approval", controller="zz")
 
 

@@ -151,13 +151,13 @@ async def test_who_asks_during_a_reload_shares_the_next(
     whole_daemon.configure("a")
     go_on, reads = trio.Event(), []
 
-    async def run_sync(function: Any, *arguments: Any, **_: Any) -> Any:
-        loaded = function(*arguments)
+    async def in_thread(function: Any, **_: Any) -> Any:
+        loaded = function()
         reads.append(function)
         await go_on.wait()
         return loaded
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    monkeypatch.setattr(reload, "in_thread", in_thread)
     answers: list[ControlReply] = []
     async with whole_daemon.running() as daemon:
 

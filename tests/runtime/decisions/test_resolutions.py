@@ -21,7 +21,8 @@ from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, Hold, OperationRecord, Resolution
 from reconciled.journal.resolutions import ALL_OPERATIONS, ResolutionRequest
 from reconciled.journal.sqlite.store import Store, WriteFailed
-from reconciled.runtime.decisions.resolutions import FIRST_SCAN_TIMEOUT, SCAN_INTERVAL, Resolutions
+from reconciled.runtime.decisions.inbox import SCAN_INTERVAL
+from reconciled.runtime.decisions.resolutions import FIRST_SCAN_TIMEOUT, Resolutions
 from reconciled.runtime.operations.pinned import pin
 
 HOLD = Hold("nobody knows", "decision", "", 1.0)
@@ -265,7 +266,7 @@ async def test_work_that_goes_on_is_not_settled(
         await whole_daemon.wait_all_blocked()
         assert daemon.journal.find(running[0]) is not None
         assert (
-            whole_daemon.log_lines("resolution.rejected")[0]["reason"] == "it is not held any more"
+            whole_daemon.log_lines("resolution.rejected")[0]["reason"] == "the operation is not held any more"
         )
         assert left(whole_daemon) == []
         go_on.set()
@@ -282,7 +283,7 @@ async def test_what_an_earlier_daemon_took_is_acted_on(
     whole_daemon.configure("a")
     identity = await held(whole_daemon)
     decide(whole_daemon, identity, ABANDON)
-    assert len(resolutions.take_all(whole_daemon.state)) == 1
+    assert len(resolutions.resolution_files(whole_daemon.state).claim()) == 1
     async with whole_daemon.running() as daemon:
         assert daemon.journal.list_open() == []
         assert left(whole_daemon) == []
@@ -342,12 +343,12 @@ async def test_a_start_waits_for_the_first_look_alone(
     """A first look that does not end delays the start by its limit, and no longer."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
+    decide(whole_daemon, await held(whole_daemon, "z/x"), ABANDON)
 
-    async def look(_: Resolutions) -> bool:
+    async def hang(*_: object) -> None:
         await trio.sleep_forever()
-        return False
 
-    monkeypatch.setattr(Resolutions, "scan", look)
+    monkeypatch.setattr(Resolutions, "_act", hang)
     began = trio.current_time()
     async with whole_daemon.running():
         assert whole_daemon.ran == []
