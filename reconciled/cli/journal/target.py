@@ -59,7 +59,7 @@ def read_journal(state: Path, limit: int, prefix: str = "") -> JournalSnapshot:
 
 
 def find_operation(snapshot: JournalSnapshot, prefix: str) -> OperationRecord | None:
-    """The operation whose id begins with *prefix*; None, after an error message, unless one does."""
+    """The one operation whose id begins with *prefix*; None, and an error printed, otherwise."""
     found = snapshot.find(prefix)
     if len(found) == 1:
         return found[0]

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import asyncinotify
 import attrs
@@ -22,7 +22,6 @@ import trio
 
 from reconciled.core.errors import StoreClosed, WriteFailed
 from reconciled.journal.decision_files import DecisionFiles
-from reconciled.observe.bound_log import BoundLog
 from reconciled.threads import in_thread
 
 # Seconds until the next scan without inotify, and until a decision that failed is tried again.
@@ -32,24 +31,28 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 
-@attrs.frozen
-class DecisionKind(Generic[D]):
+class DecisionHandler(Protocol[D]):
     """What differs between the kinds of decisions.
 
-    topic    prefix of its log events
-    subject  log field with the decision's name
-    read     parses a claimed file, in a thread; raises OSError or ValueError
-    act      carries one out, by name; OSError, WriteFailed or StoreClosed: tried again later
-    reject   logs why a file (first argument) cannot be used
-    once     it may take effect only once
+    at_most_once: a decision may take effect only once.
     """
 
-    topic: str
-    subject: str
-    read: Callable[[DecisionFiles, Path], D]
-    act: Callable[[str, D], Awaitable[None]]
-    reject: Callable[[Path, str], None]
-    once: bool
+    at_most_once: bool
+
+    def read(self, files: DecisionFiles, file: Path) -> D:
+        """Parse a claimed file; called in a thread. Raises OSError, or ValueError."""
+
+    async def act(self, name: str, decision: D) -> None:
+        """Carry a decision out. OSError, WriteFailed, StoreClosed: it is tried again later."""
+
+    def log_rejected(self, file: Path, reason: str) -> None:
+        """Log that *file* cannot be used."""
+
+    def log_deferred(self, name: str, reason: str) -> None:
+        """Log that the decision *name* (empty: any) is tried again later."""
+
+    def log_polling(self, reason: str) -> None:
+        """Log that decisions are found by scans every SCAN_INTERVAL."""
 
 
 @attrs.define(eq=False)
@@ -61,8 +64,7 @@ class Inbox(Generic[D]):
     """
 
     files: DecisionFiles
-    kind: DecisionKind[D]
-    log: BoundLog
+    handler: DecisionHandler[D]
     scanned: trio.Event = attrs.field(factory=trio.Event, init=False)
     lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _limiter: trio.CapacityLimiter = attrs.field(
@@ -96,9 +98,7 @@ class Inbox(Generic[D]):
                     await trio.sleep(SCAN_INTERVAL)
                     continue
                 with trio.move_on_after(SCAN_INTERVAL if again else math.inf):
-                    await trio.lowlevel.wait_readable(inotify.fd)
-                while inotify.sync_get() is not None:
-                    pass
+                    await self._wait_arrival(inotify)
 
     def _watch(self, stack: contextlib.ExitStack) -> asyncinotify.Inotify | None:
         try:
@@ -106,43 +106,45 @@ class Inbox(Generic[D]):
             inotify.add_watch(self.files.directory, asyncinotify.Mask.MOVED_TO)
         except OSError as error:
             # Other programs have used up the kernel's limit: decisions are only found later.
-            reason = f"inotify is not available: {error}"
-            self.log.warning(
-                f"{self.kind.topic}.polling", reason=reason, look_every_s=SCAN_INTERVAL
-            )
+            self.handler.log_polling(f"inotify is not available: {error}")
             return None
         return inotify
+
+    async def _wait_arrival(self, inotify: asyncinotify.Inotify) -> None:
+        """Wait for a new decision, or lost events; claims and reports are renames as well."""
+        arrived = False
+        while not arrived:
+            await trio.lowlevel.wait_readable(inotify.fd)
+            while (event := inotify.sync_get()) is not None:
+                arrived |= event.name is None or event.name.suffix == self.files.suffix
 
     async def scan(self, name: str = "") -> bool:
         """Carry out every decision, or the one *name*; whether one has to be tried again."""
         try:
             files = await self.run(partial(self.files.claim, name))
         except OSError as error:
-            self._log_deferred(error)
+            self.handler.log_deferred("", str(error))
             return True
         again = False
         for file in files:
             try:
                 await self._receive(file)
             except (OSError, WriteFailed, StoreClosed) as error:
-                self._log_deferred(error, **{self.kind.subject: file.stem})
+                self.handler.log_deferred(file.stem, str(error))
                 again = True
         return again
 
     async def _receive(self, file: Path) -> None:
         finish = partial(self.files.finish, file)
         try:
-            decision = await self.run(partial(self.kind.read, self.files, file))
+            decision = await self.run(partial(self.handler.read, self.files, file))
         except ValueError as error:
-            self.kind.reject(file, str(error))
+            self.handler.log_rejected(file, str(error))
             await self.run(finish)
             return
-        if self.kind.once:
+        if self.handler.at_most_once:
             await self.run(finish)
-            await self.kind.act(file.stem, decision)
+            await self.handler.act(file.stem, decision)
         else:
-            await self.kind.act(file.stem, decision)
+            await self.handler.act(file.stem, decision)
             await self.run(finish)
-
-    def _log_deferred(self, error: Exception, **fields: str) -> None:
-        self.log.error(f"{self.kind.topic}.deferred", **fields, reason=str(error))

@@ -16,9 +16,10 @@ import trio
 from reconciled.core.removals import HeldRemovals
 from reconciled.core.resources import Key
 from reconciled.journal import removal_approvals
+from reconciled.journal.decision_files import DecisionFiles
 from reconciled.journal.removal_approvals import PendingApproval
 from reconciled.observe.bound_log import BoundLog
-from reconciled.runtime.decisions.inbox import DecisionKind, Inbox
+from reconciled.runtime.decisions.inbox import SCAN_INTERVAL, Inbox
 
 SHOWN = 20  # keys in a log line
 FLUSH_TIMEOUT = 1.0  # seconds of a stop for reports that are not written yet
@@ -34,6 +35,8 @@ class RemovalApprovals:
     state: Path
     log: BoundLog
     on_approved: Callable[[str, frozenset[Key]], None]
+    # A kill between the removal of its file and its effect: a person is asked again.
+    at_most_once: bool = attrs.field(default=True, init=False)
     inbox: Inbox[frozenset[Key]] = attrs.field(init=False)
     _reported: dict[str, tuple[Key, ...]] = attrs.field(factory=dict, init=False)
     # The last report of each controller that has one to be written, the oldest first.
@@ -42,15 +45,7 @@ class RemovalApprovals:
     _writing: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
-        kind = DecisionKind(
-            "removals",
-            "controller",
-            removal_approvals.read_approval,
-            self._approve,
-            self._reject,
-            once=True,  # a kill after the removal of its file only has a person asked again
-        )
-        self.inbox = Inbox(removal_approvals.approval_files(self.state), kind, self.log)
+        self.inbox = Inbox(removal_approvals.approval_files(self.state), self)
 
     async def prepare(self) -> None:
         """Make the directory; files of an earlier daemon stay until they are used. OSError."""
@@ -125,10 +120,24 @@ class RemovalApprovals:
         """Act on approvals as they come; for a service nursery. Runs until cancelled."""
         await self.inbox.serve()
 
-    async def _approve(self, controller: str, keys: frozenset[Key]) -> None:
-        self.log.info("removals.approved", controller=controller, count=len(keys))
-        self.on_approved(controller, keys)
+    def read(self, files: DecisionFiles, file: Path) -> frozenset[Key]:
+        """The keys that *file* approves. Raises OSError, or ValueError."""
+        return removal_approvals.read_approval(files, file)
+
+    async def act(self, name: str, decision: frozenset[Key]) -> None:
+        """Approve the removal of these keys of the controller *name*."""
+        self.log.info("removals.approved", controller=name, count=len(decision))
+        self.on_approved(name, decision)
         await trio.lowlevel.checkpoint()
 
-    def _reject(self, file: Path, reason: str) -> None:
+    def log_rejected(self, file: Path, reason: str) -> None:
+        """Log that *file* approves nothing."""
         self.log.error("removals.bad_approval", file=str(file), reason=reason)
+
+    def log_deferred(self, name: str, reason: str) -> None:
+        """Log that the approval *name* is tried again later."""
+        self.log.error("removals.deferred", controller=name or None, reason=reason)
+
+    def log_polling(self, reason: str) -> None:
+        """Log that approvals are found by scans."""
+        self.log.warning("removals.polling", reason=reason, look_every_s=SCAN_INTERVAL)

@@ -18,6 +18,7 @@ import trio
 
 from reconciled.core.queue.states import Priority
 from reconciled.core.resources import controller_of, directory_of
+from reconciled.journal.decision_files import DecisionFiles
 from reconciled.journal.operation_record import OperationRecord, Resolution
 from reconciled.journal.resolutions import (
     ALL_OPERATIONS,
@@ -27,7 +28,7 @@ from reconciled.journal.resolutions import (
 )
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
-from reconciled.runtime.decisions.inbox import DecisionKind, Inbox
+from reconciled.runtime.decisions.inbox import SCAN_INTERVAL, Inbox
 from reconciled.runtime.operations.pinned import is_removal
 from reconciled.runtime.runs.completion import finish_removal
 
@@ -42,13 +43,12 @@ class Resolutions:
 
     context: RuntimeContext
     controllers: Callable[[], Mapping[str, Controller]]
+    # Repeated after a kill: the journal shows what has been done already.
+    at_most_once: bool = attrs.field(default=False, init=False)
     inbox: Inbox[ResolutionRequest] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        kind = DecisionKind(
-            "resolution", "operation", read_resolution, self._act, self._reject, once=False
-        )
-        self.inbox = Inbox(resolution_files(self.context.state), kind, self.context.log)
+        self.inbox = Inbox(resolution_files(self.context.state), self)
 
     async def prepare(self) -> None:
         """Make the directory; decisions for an earlier daemon stay in it. Raises OSError."""
@@ -66,20 +66,28 @@ class Resolutions:
         with trio.move_on_after(FIRST_SCAN_TIMEOUT):
             await self.inbox.scanned.wait()
 
-    async def _act(self, operation: str, request: ResolutionRequest) -> None:
-        if operation == ALL_OPERATIONS:
-            if request.resolution is Resolution.ABANDON:
-                await self._abandon_all(request)
+    def read(self, files: DecisionFiles, file: Path) -> ResolutionRequest:
+        """The decision in *file*. Raises OSError, or ValueError."""
+        return read_resolution(files, file)
+
+    async def act(self, name: str, decision: ResolutionRequest) -> None:
+        """Carry out the decision about the operation *name*, or about all of them.
+
+        Raises OSError, WriteFailed, StoreClosed.
+        """
+        if name == ALL_OPERATIONS:
+            if decision.resolution is Resolution.ABANDON:
+                await self._abandon_all(decision)
             else:
-                self._drop(operation, "--all goes with --abandon only", request)
+                self._drop(name, "--all goes with --abandon only", decision)
             return
-        record = self.context.operations.journal.find(operation)
+        record = self.context.operations.journal.find(name)
         if record is not None and record.hold is not None:
-            await self._resolve(record, request)
-            self._enqueue(record, request)
+            await self._resolve(record, decision)
+            self._enqueue(record, decision)
         # Otherwise a daemon was killed before it removed the file: the journal has the decision.
-        elif record is None or record.pending_resolution != request.resolution.value:
-            self._drop(operation, "the operation is not held any more", request)
+        elif record is None or record.pending_resolution != decision.resolution.value:
+            self._drop(name, "the operation is not held any more", decision)
 
     async def _abandon_all(self, request: ResolutionRequest) -> None:
         """After a damaged store: trust what is recorded now, and reconcile every key."""
@@ -142,13 +150,23 @@ class Resolutions:
             directory = self.context.state / name / directory_of(record.key)
             await self.inbox.run(partial(shutil.rmtree, directory, ignore_errors=True))
 
-    def _reject(self, file: Path, reason: str) -> None:
-        self._drop(file.stem, reason)
-
-    def _drop(self, operation: str, reason: str, request: ResolutionRequest | None = None) -> None:
-        fields = {}
-        if request is not None:
-            fields = {"decision": request.resolution.value, "who": request.who}
+    def _drop(self, operation: str, reason: str, request: ResolutionRequest) -> None:
         self.context.log.warning(
-            "resolution.rejected", operation=operation, reason=reason, **fields
+            "resolution.rejected",
+            operation=operation,
+            reason=reason,
+            decision=request.resolution.value,
+            who=request.who,
         )
+
+    def log_rejected(self, file: Path, reason: str) -> None:
+        """Log that *file* contains no decision."""
+        self.context.log.warning("resolution.rejected", operation=file.stem, reason=reason)
+
+    def log_deferred(self, name: str, reason: str) -> None:
+        """Log that the decision about the operation *name* is tried again later."""
+        self.context.log.error("resolution.deferred", operation=name or None, reason=reason)
+
+    def log_polling(self, reason: str) -> None:
+        """Log that decisions are found by scans."""
+        self.context.log.warning("resolution.polling", reason=reason, look_every_s=SCAN_INTERVAL)

@@ -16,7 +16,6 @@ from one_controller import (
     ScriptedReconciler,
     ScriptedSource,
     key,
-    logs_to,
     run_one_controller,
     thing,
     unavailable,
@@ -29,7 +28,7 @@ from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Origin
 from reconciled.core.sources import Snapshot, Tick
 from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
-from reconciled.runtime.decisions.removals import RemovalApprovals
+from reconciled.runtime.decisions.inbox import Inbox
 
 NAMES = [f"k{number}" for number in range(8)]
 
@@ -500,45 +499,21 @@ async def test_a_bad_permit_permits_nothing(
         assert len(runtime.log_lines("removals.bad_approval")) == 1
 
 
-async def test_permits_are_found_as_they_come(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A permit that is there at the start, and one that comes later, are both acted on."""
-    given: list[Any] = []
-    (tmp_path / "removals").mkdir()
-    permits = RemovalApprovals(
-        tmp_path, logs_to(tmp_path / "log").log, lambda *call: given.append(call)
-    )
-    write_approval(tmp_path, PendingApproval("a", (key("1"),), 1))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(permits.serve)
-        await trio.testing.wait_all_tasks_blocked()
-        assert given == [("a", {key("1")})]
-        write_approval(tmp_path, PendingApproval("b", (key("2"),), 1))
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        assert given[1:] == [("b", {key("2")})]
-        nursery.cancel_scope.cancel(reason="seen")
-
-
-async def test_permits_are_found_without_inotify_too(
+async def test_held_removals_wait_also_while_their_report_is_not_written(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the kernel's limit is used up, permits are looked for instead of ending the daemon."""
+    """Removals are held before anything is written: a disk that hangs lets none pass."""
+    script = RemovingReconciler()
 
-    def refused(**_: Any) -> None:
-        raise OSError(24, "Too many open files")
+    async def hang(*_: object) -> None:
+        await trio.sleep_forever()
 
-    monkeypatch.setattr("asyncinotify.Inotify", refused)
-    given: list[str] = []
-    (tmp_path / "removals").mkdir()
-    permits = RemovalApprovals(
-        tmp_path, logs_to(tmp_path / "log").log, lambda name, _: given.append(name)
-    )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(permits.serve)
-        await trio.testing.wait_all_tasks_blocked()
-        write_approval(tmp_path, PendingApproval("b", (key("2"),), 1))
-        await trio.sleep(5.1)
-        assert given == ["b"]
-        nursery.cancel_scope.cancel(reason="seen")
+    async with run_one_controller(tmp_path, script) as runtime:
+        monkeypatch.setattr(Inbox, "run", hang)
+        await held_rig(runtime)
+        await trio.sleep(1000)
+        assert script.removals == []
+        assert read_pending(runtime.context.state, "c") is None
 
 
 async def test_a_symbolic_link_is_no_permit(tmp_path: Path, autojump_clock: MockClock) -> None:

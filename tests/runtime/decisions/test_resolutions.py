@@ -266,7 +266,8 @@ async def test_work_that_goes_on_is_not_settled(
         await whole_daemon.wait_all_blocked()
         assert daemon.journal.find(running[0]) is not None
         assert (
-            whole_daemon.log_lines("resolution.rejected")[0]["reason"] == "the operation is not held any more"
+            whole_daemon.log_lines("resolution.rejected")[0]["reason"]
+            == "the operation is not held any more"
         )
         assert left(whole_daemon) == []
         go_on.set()
@@ -348,7 +349,7 @@ async def test_a_start_waits_for_the_first_look_alone(
     async def hang(*_: object) -> None:
         await trio.sleep_forever()
 
-    monkeypatch.setattr(Resolutions, "_act", hang)
+    monkeypatch.setattr(Resolutions, "act", hang)
     began = trio.current_time()
     async with whole_daemon.running():
         assert whole_daemon.ran == []
