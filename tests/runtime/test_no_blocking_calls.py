@@ -32,6 +32,8 @@ kind: Exec
 metadata: {name: p}
 spec: {check: [test, -e, flag], apply: [touch, flag]}
 """
+THING = "kind: Thing\nmetadata: {name: x}\nspec: {value: 1}\n"
+EXEC = "e: {reconciler: exec}"
 NAMES = [f"k{number}" for number in range(8)]
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Calls without an audit event. (os.mkdir is left out: nothing waits for the disk there.)
@@ -210,7 +212,7 @@ async def test_the_loop_does_no_disk_work(
     (whole_daemon.root / "a" / "x.yaml").write_text(
         "kind: Thing\nmetadata: {name: x}\nspec: {value: 1}\n"
     )
-    whole_daemon.configure("f: {reconciler: file}", "e: {reconciler: exec}", "a")
+    whole_daemon.configure("f: {reconciler: file}", EXEC, "a")
     operation = await leave_held(whole_daemon)
     async with whole_daemon.running():
         await until(lambda: whole_daemon.log_lines("daemon.ready"))
@@ -247,5 +249,5 @@ async def test_the_loop_does_no_disk_work(
         await until(whole_daemon.daemon.controllers["f"].synced.is_set)
         guard.on = False
     assert guard.found == []
-    assert whole_daemon.code == 0
+    assert whole_daemon.exit_code == 0
     assert sorted(file.name for file in (whole_daemon.root / "files").iterdir()) == ["k0"]
