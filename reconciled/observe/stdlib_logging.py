@@ -26,6 +26,11 @@ class StdlibHandler(logging.Handler):
         """None: the sink has a lock, and this one would be held while waiting for it."""
         self.lock = None
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Emit *record* without a lock: from Python 3.13 on the inherited method needs one."""
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         """Never raises, whatever the record holds."""
         try:

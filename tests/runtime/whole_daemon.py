@@ -257,5 +257,6 @@ class WholeDaemon:
             await ended.wait()
             if once:
                 self.once_exit_code = _once_code(logs, self.daemon.once_progress)
+        store.close()  # a daemon that crashed before it ran has not done so
         self.integrations.close()
         logs.close()

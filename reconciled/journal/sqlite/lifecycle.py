@@ -102,6 +102,7 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
             schema.refuse_newer(directory, len(migrations))
             integrity.truncate_tail(directory, left)
             connection = schema.connect(directory / FILE)
+            schema.configure(connection)
             _check_numbers(connection, mark, left, len(migrations))
             schema.migrate(connection, directory, migrations)
             _verify(connection, migrations)

@@ -104,18 +104,20 @@ def refuse_newer(directory: Path, known: int) -> None:
 
 
 def connect(file: Path) -> sqlite3.Connection:
-    """A connection that begins and ends no transaction by itself; for one thread at a time."""
-    connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    """A connection without implicit transactions, for one thread at a time; reads nothing yet."""
+    return sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+
+
+def configure(connection: sqlite3.Connection) -> None:
+    """Set up *connection* before its first read. Raises sqlite3.Error; the caller closes it."""
     # Before the first read: an exclusive connection keeps the log's index in its memory, needs
     # no shared memory file, and shuts out whoever opens the store beside us.
     connection.execute("PRAGMA locking_mode=EXCLUSIVE").close()
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
-        connection.close()
         raise sqlite3.OperationalError(f"its journal mode stays {mode}")
     connection.execute("PRAGMA synchronous=FULL").close()
     connection.execute("PRAGMA trusted_schema=OFF").close()
-    return connection
 
 
 def migrate(
