@@ -1,9 +1,11 @@
 # Everything sets itself up: `make demo` on a fresh checkout is a good first command.
 #
 #   make demo        a real daemon at work, in half a minute
-#   make test        all tests, with real processes, signals and kills
+#   make test        all tests, with real processes, signals and a sample of the kills
 #   make test-fast   those without real processes, in under a minute
-#   make kills       SIGKILLs, power cuts and failing calls; replay one: make kills KILL=37
+#   make kills       every SIGKILL, power cut and failing call; replay one: make kills KILL=37
+#   make stress      the tests with all cores busy beside them; one test often: TESTS=path N=20
+#   make test-pythons           the fast tests under each later Python that is on this machine
 #   make test-systemd           those under a real systemd, in boxes of their own (root)
 #   make test-systemd-matrix    the same with the systemd of each Debian (root; fetches them once)
 #   make lint        ruff, mypy, flake8
@@ -22,7 +24,7 @@ DEV := $(VENV)/dev.stamp
 # Only its exit code counts; the pip of a fresh environment talks about newer ones of itself.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # Not more than the two cores that any machine has: tests with real processes measure wall time.
-# Chains of kills take a minute each: a worker that is done takes from the other one.
+# Chains of kills take a minute each: a worker without tests left takes some of the other one's.
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 LINTED := reconciled config tests bench
 # flake8-async alone, ruff does the rest. ASYNC9 would demand a checkpoint on every path, and
@@ -32,8 +34,8 @@ FLAKE8 := $(BIN)/flake8 --isolated --select=ASY --disable=ASYNC9,ASYNC114
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-systemd test-systemd-matrix kills lint ruff format mypy \
-	flake8 bench lock install-service uninstall-service clean
+.PHONY: help demo test test-fast test-systemd test-systemd-matrix kills stress test-pythons \
+	lint ruff format mypy flake8 bench lock install-service uninstall-service clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,8 +43,10 @@ help:
 demo: $(RUN)
 	@$(BIN)/python config/demo/demo.py
 
+# `make kills` runs the kills that are left out here; SELECT= leaves out nothing, as CI does.
+test stress: SELECT = not exhaustive
 test: $(DEV)
-	$(PYTEST)
+	$(PYTEST) -m '$(SELECT)'
 
 test-fast: $(DEV)
 	$(PYTEST) -m 'not processes and not slow'
@@ -53,11 +57,18 @@ test-systemd: $(DEV)
 test-systemd-matrix: $(DEV)
 	@tests/systemd/matrix $(RELEASES)
 
+stress: $(DEV)
+	$(BIN)/python tests/stress.py $(PYTEST) -m '$(SELECT)' $(if $(N),--repeat=$(N)) $(TESTS)
+
+# TARGET=test runs all tests in each of them, PYTHONS='3.12' one version alone.
+test-pythons:
+	@MAKE='$(MAKE)' tests/pythons $(or $(TARGET),test-fast) $(PYTHONS)
+
 # What is given on the command line (KILL, KILL_SEED, CUT_SEED) is in the environment of the tests.
 kills: $(DEV)
 	$(PYTEST) tests/kills $(if $(KILL)$(KILL_SEED),-k 'killed_at',$(if $(CUT_SEED),-k power_cut))
 
-# Each by itself, so that `make -k lint` shows what all of them have to say.
+# A target for each, so that `make -k lint` shows the findings of all of them.
 lint: ruff format mypy flake8
 
 ruff: $(DEV)
@@ -71,14 +82,14 @@ mypy: $(DEV)
 
 flake8: $(DEV)
 	$(FLAKE8) reconciled
-	@# A test without an await is async to be run by trio.
+	@# A test without an await is async so that pytest-trio runs it.
 	$(FLAKE8),ASYNC124 config tests bench
 
 bench: $(DEV)
 	@for program in bench/*.py; do echo "== $$program"; $(BIN)/python "$$program" || exit 1; done
 
-# An environment whose Python has gone or was exchanged is made anew; else pip only changes
-# what differs, and a second `make` does nothing at all.
+# An environment whose Python was removed or replaced is made anew; otherwise pip only changes
+# what differs, and a second `make` changes nothing.
 $(VENV)/made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo 'Python 3.11 or later is missing: apt-get install python3, or name one: make PYTHON=…' >&2; exit 1; }
@@ -111,12 +122,12 @@ lock:
 	$(UV) pyproject.toml requirements/build.in -c requirements/dev.txt --output-file requirements/run.txt
 	rm -rf .venv-lock
 
-# What may be set, as PREFIX= and DESTDIR=, stands at the head of the script. Its Python is not
-# that of the checkout, which often lives in a home directory, where a service cannot see it.
+# The head of the script lists what may be set, such as PREFIX= and DESTDIR=. The service does not
+# use the Python of the checkout, which often is in a home directory, where a service cannot see it.
 install-service uninstall-service:
 	@env -u PYTHON $(foreach name,PYTHON PREFIX BINDIR UNITDIR SYSUSERSDIR TMPFILESDIR CATALOGDIR \
 		SYSCONFDIR WHEELS SYSTEMD DESTDIR,$(if $(filter command line,$(origin $(name))),$(name)='$($(name))')) \
 		systemd/install.sh $(@:-service=)
 
 clean:
-	rm -rf $(VENV) .venv-lock .box build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* .box build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -131,7 +131,8 @@ def tracked() -> list[Path]:
         check=False,
     )
     if listed.returncode:
-        return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
+        paths = (path for path in ROOT.rglob("*") if path.is_file())
+        return [path for path in paths if not any(part[:5] == ".venv" for part in path.parts)]
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 

@@ -220,9 +220,10 @@ def apply(content: bytearray, change: Change) -> None:
 class Disk:
     """What the disk and the caches above it hold, as the record goes on."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, before: Path) -> None:
+        """*root* is the directory in the record, *before* a copy from when the record began."""
         self.root = root
-        self.top = self._load(root)
+        self.top = self._load(before)
 
     def _load(self, directory: Path) -> _Directory:
         made = _Directory()

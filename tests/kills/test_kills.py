@@ -1,11 +1,13 @@
 """SIGKILL of the daemon at every system call that makes something durable, and at any instant.
 
-After the last start everything is as desired, and the rules of world.py hold. One chain is one
-world: each life is killed at a later call than the one before it, in recovery as well.
+After the last start everything is as desired, and the rules of world.py hold. One chain uses one
+state: each daemon is killed at a later call than the one before it, in recovery as well.
 
-    make kills KILL=37         one life, killed at its call number 37, and one start after it
-    make kills KILL=37,5,12    the same, and in between recovery killed at its call 5, and so on
-    make kills KILL_SEED=123   one chain of kills at random instants
+`make test` draws the calls of one chain and one round of instants; `make kills` runs all of them.
+
+    make kills KILL=37         a daemon killed at its call number 37, and one start after it
+    make kills KILL=37,5,12    the same, with recovery killed at its call 5, and so on
+    make kills KILL_SEED=123   one round of kills at random instants
 """
 
 from __future__ import annotations
@@ -24,46 +26,57 @@ CHAINS = 12
 CALLS = 144  # about as many as a first life with this world makes
 ROUNDS = 6
 KILLS = 10  # a round
-LONGEST = 0.9  # seconds from the start of a life to its end, at most
+LONGEST = 0.9  # seconds from the start of a daemon to its kill, at most
+
+SAMPLE = "sample"  # in place of a chain: its calls are drawn
+REPLAYED = [int(number) for number in os.environ.get("KILL", "").split(",") if number]
 
 
-def chains() -> list[list[int]]:
-    """The numbers of the calls, a list for each world."""
-    if "KILL" in os.environ:
-        return [[int(number) for number in os.environ["KILL"].split(",")]]
+def chains() -> list[object]:
+    """The numbers of the calls, a list for each state; the sample comes first."""
+    if REPLAYED:
+        return [REPLAYED]
     if "KILL_SEED" in os.environ:
         return []
-    return [list(range(1 + first, CALLS + 1, CHAINS)) for first in range(CHAINS)]
+    every = [list(range(1 + first, CALLS + 1, CHAINS)) for first in range(CHAINS)]
+    return [SAMPLE, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in every)]
 
 
-def seed_of(turn: int) -> int:
-    """Drawn in the test: two workers have to collect the same tests."""
+def rounds() -> list[object]:
+    """The numbers of the rounds; the first one is the sample."""
+    if REPLAYED:
+        return []
     if "KILL_SEED" in os.environ:
-        return int(os.environ["KILL_SEED"]) + turn
-    return random.randrange(1 << 32)
+        return [0]
+    return [0, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(1, ROUNDS))]
 
 
-@pytest.mark.parametrize("chain", chains(), ids=lambda chain: f"chain-{chain[0]}")
-def test_c04_killed_at_any_call(world: World, chain: list[int]) -> None:
+def name_of(chain: object) -> str:
+    """The name of a chain among the tests."""
+    return f"chain-{chain[0]}" if isinstance(chain, list) else str(chain)
+
+
+@pytest.mark.parametrize("chain", chains(), ids=name_of)
+def test_c04_killed_at_any_call(world: World, chain: str | list[int]) -> None:
     """A SIGKILL just before any call that makes something durable leaves nothing half-done."""
-    print("replay: KILL=" + ",".join(map(str, chain)))
-    for count in chain:
-        _, call = world.live_until(count)
+    # Drawn in the test, since both workers have to collect the same tests.
+    calls = sorted(random.sample(range(1, CALLS + 1), 12)) if isinstance(chain, str) else chain
+    print("replay: make kills KILL=" + ",".join(map(str, calls)))
+    for count in calls:
+        _, call = world.run_until_call(count)
         print(f"killed at {call}")
         world.check_effects()
-    world.settle()
+    world.converge()
 
 
-@pytest.mark.parametrize(
-    "turn", range(0 if "KILL" in os.environ else 1 if "KILL_SEED" in os.environ else ROUNDS)
-)
+@pytest.mark.parametrize("turn", rounds())
 def test_killed_at_any_instant(world: World, turn: int) -> None:
     """A SIGKILL at any instant, again and again, leaves nothing half-done."""
-    seed = seed_of(turn)
-    print(f"replay: KILL_SEED={seed}")
+    seed = int(os.environ.get("KILL_SEED", random.randrange(1 << 32)))
+    print(f"round {turn}, replay: make kills KILL_SEED={seed}")
     draw = random.Random(seed)
     for _ in range(KILLS):
-        daemon = world.live()
+        daemon = world.start_next_generation()
         daemon.wait_for("daemon.starting")
         instant = draw.uniform(0, LONGEST)
         time.sleep(instant)  # the instant itself is what is random
@@ -71,4 +84,4 @@ def test_killed_at_any_instant(world: World, turn: int) -> None:
         daemon.ended()
         print(f"killed {instant:.3f} s after the start, generation {world.generation}")
         world.check_effects()
-    world.settle()
+    world.converge()

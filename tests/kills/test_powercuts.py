@@ -1,6 +1,8 @@
 """Power cuts: the daemon starts on what a cut may have left, and everything becomes as desired.
 
-make kills CUT_SEED=123    the cuts of one test again
+`make test` runs one round of random cuts, `make kills` all rounds.
+
+    make kills CUT_SEED=123    the cuts of one round again
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 from harness import children_of
-from powercut import Disk, may_trace, read_record, wrapper
-from world import MAY_BE_HELD, PATIENCE, World
+from powercut import Change, Disk, may_trace, read_record, wrapper
+from world import MAY_BE_HELD, PATIENCE, World, world_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -40,40 +44,68 @@ def empty(directory: Path) -> None:
             entry.unlink()
 
 
-@pytest.mark.parametrize("turn", range(1 if "CUT_SEED" in os.environ else ROUNDS))
-def test_c04_a_power_cut_loses_nothing(
-    world: World, tmp_path_factory: pytest.TempPathFactory, turn: int
-) -> None:
-    """After a power cut at any instant everything becomes as desired, and every rule holds."""
+@attrs.define(eq=False)
+class Recorded:
+    """The writes and syncs of one daemon and its programs, up to a clean stop.
+
+    world is a scratch copy: each cut replaces its files. before is a copy of them as they were
+    when the record began; changes are those of the record.
+    """
+
+    world: World
+    before: Path
+    changes: list[Change]
+
+    def cuts(self, draw: random.Random, count: int, target: Path) -> list[tuple[Path, Change]]:
+        """What a power cut after *count* random changes may leave, each in its directory."""
+        disk = Disk(self.world.root, self.before)
+        points = set(draw.sample(range(len(self.changes)), count))
+        built = []
+        for number, change in enumerate(self.changes):
+            disk.take(change)
+            if number in points:
+                disk.cut(draw, draw.choice([0.0, 0.0, 1.0, 0.5, 0.8]), target / str(number))
+                built.append((target / str(number), change))
+        return built
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """One record for all rounds: a round draws where the cuts are."""
     need_strace()
-    seed = int(os.environ.get("CUT_SEED", random.randrange(1 << 32)))
-    print(f"replay: CUT_SEED={seed}, turn {turn}")
-    draw = random.Random(seed)
-    # A cut ends its program too, half-way: then its recover says that nobody knows.
-    world.may_be_held = MAY_BE_HELD | {"x/sure"}
     aside = tmp_path_factory.mktemp("record")
-    record = aside / "calls"
-    world.declare()
-    before = Disk(world.root)
-    daemon = world.site.start(wrapper=wrapper(record))
-    world.wait_for(daemon)
-    # Not of the wrapper: it ends by itself when all have ended.
-    (inner,) = children_of(daemon.pid)
-    os.kill(inner, signal.SIGTERM)
-    daemon.ended(within=PATIENCE)
-    changes = read_record(record, world.root)
-    assert sum(change.kind == "sync" for change in changes) > 50, changes[:20]
-    points = sorted(draw.sample(range(len(changes)), CUTS))
-    built = []
-    for number, change in enumerate(changes):
-        before.take(change)
-        if number in points:
-            target = aside / str(number)
-            before.cut(draw, draw.choice([0.0, 0.0, 1.0, 0.5, 0.8]), target)
-            built.append((target, change))
-    for target, change in built:
-        print(f"cut after {change.kind} {change.path} {change.other}: {target}")
+    for world in world_in(tmp_path_factory.mktemp("world")):
+        # A cut ends the programs too, half-way: then recover() answers that it cannot know.
+        world.may_be_held = MAY_BE_HELD | {"x/sure"}
+        world.declare()
+        shutil.copytree(world.root, aside / "before")
+        daemon = world.site.start(wrapper=wrapper(aside / "calls"))
+        world.wait_for(daemon)
+        # The signal goes to the daemon, not to the wrapper, which ends when all have ended.
+        (inner,) = children_of(daemon.pid)
+        os.kill(inner, signal.SIGTERM)
+        daemon.ended(within=PATIENCE)
+        changes = read_record(aside / "calls", world.root)
+        assert sum(change.kind == "sync" for change in changes) > 50, changes[:20]
+        yield Recorded(world, aside / "before", changes)
+
+
+def rounds() -> list[object]:
+    """The numbers of the rounds; the first one is the sample."""
+    if "CUT_SEED" in os.environ:
+        return [0]
+    return [0, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(1, ROUNDS))]
+
+
+@pytest.mark.parametrize("turn", rounds())
+def test_c04_a_power_cut_loses_nothing(recorded: Recorded, tmp_path: Path, turn: int) -> None:
+    """After a power cut at any instant everything becomes as desired, and every rule holds."""
+    seed = int(os.environ.get("CUT_SEED", random.randrange(1 << 32)))
+    print(f"round {turn}, replay: make kills CUT_SEED={seed}")
+    world = recorded.world
+    for left, change in recorded.cuts(random.Random(seed), CUTS, tmp_path):
+        print(f"cut after {change.kind} {change.path} {change.other}: {left}")
         empty(world.root)
-        shutil.copytree(target, world.root, dirs_exist_ok=True)
-        world.settle()
-        shutil.rmtree(target)
+        shutil.copytree(left, world.root, dirs_exist_ok=True)
+        world.converge()
+        shutil.rmtree(left)

@@ -139,12 +139,12 @@ class World:
 
     # -- lives ---------------------------------------------------------------------
 
-    def live(self) -> Daemon:
+    def start_next_generation(self) -> Daemon:
         """Start the daemon with a new generation."""
         self.declare()
         return self.site.start()
 
-    def live_until(self, count: int) -> tuple[Daemon, str]:
+    def run_until_call(self, count: int) -> tuple[Daemon, str]:
         """Start the daemon, have it killed at its system call number *count*; which one it was.
 
         Where it makes fewer, it is killed when everything is as desired.
@@ -210,7 +210,7 @@ class World:
 
     # -- the rules -------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def converge(self) -> None:
         """One last start: everything becomes as desired, and every rule holds."""
         daemon = self.site.start()
         daemon.wait_for("daemon.ready", within=PATIENCE)
