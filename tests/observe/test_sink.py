@@ -169,7 +169,7 @@ def test_close_is_bounded(kind: str) -> None:
     assert sink.statistics().waiting
     start = time.monotonic()
     sink.close(0.2)
-    assert 0.1 < time.monotonic() - start < 1
+    assert 0.1 < time.monotonic() - start < 5
     assert sink.statistics().waiting == 0
     for end in ends:
         os.close(end)

@@ -160,7 +160,7 @@ async def test_a_thousand_tasks_take_milliseconds() -> None:
         took = time.perf_counter() - start
         nursery.cancel_scope.cancel(reason="test")
     assert len(text) > 1000
-    assert took < 0.5  # a few milliseconds, with room for a machine that is busy
+    assert took < 2.0  # typically a few milliseconds
 
 
 @attrs.define(eq=False)

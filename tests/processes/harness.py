@@ -30,12 +30,33 @@ import yaml
 
 RECONCILED = str(Path(sys.executable).with_name("reconciled"))
 PROBE = Path(__file__).with_name("probe.py")
-# A bound for what should be seen soon, on a machine that is busy with other things.
-PATIENCE = 10.0
-LOOK = 0.005
+# The bound of each wait. No rule depends on it: it only ends the wait of a test that fails.
+PATIENCE = 30.0
+POLL = 0.005
+# What a stop may take beyond what it has to wait for. A tenth of a second is typical.
+SLACK = 3.0
 MARKER = "RECONCILED_SUITE"
 
 Line = dict[str, Any]
+
+
+# Runs a script in this process after it has changed constants of the last resort.
+IMPATIENT = """
+import runpy, sys
+from reconciled.stop import last_resort
+for change in sys.argv.pop(1).split(","):
+    name, _, seconds = change.partition("=")
+    assert hasattr(last_resort, name), name
+    setattr(last_resort, name, float(seconds))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def with_last_resort(**constants: float) -> list[str]:
+    """The wrapper of a daemon whose last resort has other *constants*, in seconds."""
+    changes = ",".join(f"{name}={seconds}" for name, seconds in constants.items())
+    return [sys.executable, "-c", IMPATIENT, changes]
 
 
 @attrs.frozen
@@ -66,7 +87,7 @@ def wait_until(seen: Callable[[], object], what: str, within: float = PATIENCE) 
     give_up = time.monotonic() + within
     while not seen():
         assert time.monotonic() < give_up, f"{what}: not seen within {within:g} s"
-        time.sleep(LOOK)  # between two looks; nobody relies on how long it takes
+        time.sleep(POLL)  # between two looks; nobody relies on how long it takes
 
 
 def marked(marker: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import Limits, Site
+from harness import SLACK, Limits, Site
 
 pytestmark = pytest.mark.processes
 
@@ -18,7 +18,7 @@ def test_c01_a_critical_operation_outlives_the_drain(site: Site) -> None:
     daemon.wait_for("probe.finished")
     daemon.wait_for("reconcile.done", key="c/slow")
     assert stopped.code == 0
-    assert stopped.wall <= 4.0
+    assert stopped.wall <= 3.0 + SLACK
     assert stopped.report["critical_finished"] == 1
     assert stopped.report["interrupted"] == []
     fates = [(each["key"], each["fate"]) for each in stopped.report["stragglers"]]
@@ -48,7 +48,7 @@ def test_a_critical_operation_may_begin_while_the_drain_lasts(site: Site) -> Non
     stopped = daemon.ended()
     daemon.wait_for("probe.finished")
     assert stopped.code == 0
-    assert stopped.wall <= 2.0
+    assert stopped.wall <= 0.5 + SLACK
 
 
 def test_a_late_critical_operation_ends_by_the_hard_limit_of_the_stop(site: Site) -> None:
@@ -62,7 +62,7 @@ def test_a_late_critical_operation_ends_by_the_hard_limit_of_the_stop(site: Site
     daemon.wait_for("probe.critical")
     cut = daemon.last("operation.cut")
     assert stopped.code == 3
-    assert 1.9 <= stopped.report["duration_s"] <= 2.0 + 0.5
+    assert 1.9 <= stopped.report["duration_s"] <= 2.0 + SLACK
     assert "the hard limit of the stop" in cut["reason"]
 
 
@@ -77,7 +77,7 @@ def test_work_that_ignores_its_cancellation_is_left_behind_and_named(site: Site,
     stopped = daemon.stop()
     left = daemon.wait_for("stop.left_behind", key="c/stuck")
     assert stopped.code == 3
-    assert stopped.wall <= limits.drain + limits.cleanup + 1.0
+    assert stopped.wall <= limits.drain + limits.cleanup + SLACK
     assert any("probe.py" in line for line in left["where"])
     assert [each["fate"] for each in stopped.report["stragglers"]] == ["left behind"]
     assert daemon.left() == []

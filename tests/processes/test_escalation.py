@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from harness import Limits, Line, Site, wait_until
+from harness import SLACK, Limits, Line, Site, wait_until, with_last_resort
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,7 @@ def test_a_second_sigterm_ends_the_drain(site: Site) -> None:
     daemon.send(signal.SIGTERM)
     stopped = daemon.ended(began, cpu)
     assert stopped.code == 0
-    assert stopped.wall <= 1.0
+    assert stopped.wall <= SLACK
     assert stopped.report["interrupted"] == ["c/busy"]
 
 
@@ -44,7 +44,7 @@ def test_no_number_of_sigterms_shortens_a_critical_operation(site: Site) -> None
     stopped = daemon.ended(began, cpu)
     daemon.wait_for("probe.finished")
     assert stopped.code == 0
-    assert 1.5 <= stopped.wall <= 3.0
+    assert 1.5 <= stopped.wall <= 2.0 + SLACK
     assert stopped.report["critical_finished"] == 1
 
 
@@ -66,7 +66,7 @@ def test_sigint_moves_one_stage_on_each_time(site: Site) -> None:
     stopped = daemon.ended(began, cpu)
     daemon.wait_for("operation.cut")
     assert stopped.code == 3
-    assert stopped.wall <= 1.5
+    assert stopped.wall <= SLACK
     assert [stage["stage"] for stage in stopped.report["stages"]] == [
         "draining", "stopping", "hard",
     ]  # fmt: skip
@@ -128,8 +128,8 @@ def test_stacks_are_shown_while_the_loop_is_blocked(site: Site) -> None:
     """SIGUSR1 needs no turn of the loop: the frame that blocks it is in the dump."""
     site.configure()
     site.declare("stuck", do="block", seconds=60)
-    daemon = site.started()
-    # It stands in the blocking call by then, and not on the way to it.
+    daemon = site.start(wrapper=with_last_resort(BLOCKED_AFTER=1.0))
+    # The loop is in the blocking call by then, not on its way there.
     daemon.wait_for("loop.blocked")
     daemon.send(signal.SIGUSR1)
     daemon.wait_for_text("in block")

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import yaml
-from harness import Limits, Site, wait_until
+from harness import SLACK, Limits, Site, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -100,7 +100,7 @@ def test_c13_a_reload_and_a_restart_give_the_same(site: Site) -> None:
     restarted = daemon.stop()
     for stopped in (reloaded, restarted):
         assert stopped.code == 0
-        assert 0.2 <= stopped.wall <= 0.2 + 1.0
+        assert 0.2 <= stopped.wall <= 0.2 + SLACK
 
 
 def test_c13_a_running_key_finishes_its_old_run_before_its_new_one(site: Site) -> None:
@@ -145,4 +145,4 @@ def test_c13_a_stop_during_a_reload_is_a_stop(site: Site) -> None:
     daemon.send(signal.SIGHUP)
     stopped = daemon.stop()
     assert stopped.code == 0
-    assert stopped.wall <= 1.0
+    assert stopped.wall <= SLACK

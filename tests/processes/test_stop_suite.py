@@ -1,7 +1,8 @@
 """The stop suite: each stop signal, in each state of the daemon, with each budget.
 
-The rule of each cell: wall time is at most what that state has to wait for, plus 1 s; CPU is at
-most 20 ms + 1 % of the wait; the exit code is that of the contract; no process is left.
+The rule of each cell: wall time is at most what that state has to wait for, plus SLACK; the
+daemon does not compute meanwhile; the exit code is that of the contract; no process is left.
+Both bounds allow for a busy machine: bench/start.py has the figures for a quiet one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from harness import Daemon, Limits, Site, wait_until
+from harness import SLACK, Daemon, Limits, Site, wait_until
 
 from reconciled.core.stages import BLOCKED_AFTER
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.processes
 
 TIGHT = Limits(drain=0.3, critical=1.0, cleanup=0.4)
 ROOMY = Limits(drain=1.0, critical=8.0, cleanup=1.0)
-SLACK = 1.0
-CPU, CPU_SHARE = 0.020, 0.01
+# 10 times what bench/start.py expects of a stop.
+CPU, CPU_SHARE = 0.2, 0.1
 # An overall length of critical work that fits into ROOMY and not into TIGHT.
 HELD = 2.0
 
@@ -163,7 +164,7 @@ def _held(limits: Limits) -> Wait:
     if limits.critical < HELD:
         return Wait(limits.critical, limits.critical + limits.cleanup, code=3)
     # The signal comes right after it began.
-    return Wait(HELD - SLACK, HELD)
+    return Wait(HELD / 2, HELD)
 
 
 def _blocked(limits: Limits) -> Wait:
@@ -190,7 +191,7 @@ STATES = {
 def test_a_stop_takes_no_longer_than_what_it_waits_for(
     site: Site, state: str, limits: Limits, number: signal.Signals
 ) -> None:
-    """A stop takes what its state has to wait for + 1 s, 20 ms + 1 % of CPU, and leaves nothing."""
+    """A stop takes what its state has to wait for, does not compute meanwhile, leaves nothing."""
     daemon = STATES[state].begin(site, limits)
     wait = STATES[state].wait(limits)
     stopped = daemon.stop(number)

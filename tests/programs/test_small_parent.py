@@ -94,7 +94,7 @@ async def test_deadline_of_a_critical_program(place: Path) -> None:
     assignment = child_of(place).assignment
     assert assignment.critical
     assert assignment.deadline is not None
-    assert 25 < assignment.deadline - time.monotonic() < 30
+    assert 0 < assignment.deadline - time.monotonic() < 30
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ async def test_end_is_noted(place: Path, script: str, code: int | None, number: 
     assert end is not None
     assert (end.code, end.signal) == (code, number)
     assert end.matches(child_of(place))
-    assert abs(end.at - time.time()) < 10
+    assert abs(end.at - time.time()) < 60
 
 
 async def test_an_older_end_is_nobody_elses(place: Path) -> None:
@@ -138,7 +138,7 @@ async def test_end_that_cannot_be_written_is_told(place: Path) -> None:
     (place / "end").mkdir()
     ended = await run_program(["sh", "-c", "exit 4"], operation=operation)
     assert ended.code == 4
-    assert ended.duration < 2
+    assert ended.duration < 20
     assert current_children().supervisors == set()
 
 

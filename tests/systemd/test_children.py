@@ -85,7 +85,7 @@ def test_a_stop_ends_ordinary_programs(service: Service) -> None:
     started(service, "(setsid sleep 998 &); trap '' TERM; touch running; sleep 999 | cat")
     began = time.monotonic()
     service.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert service.show("Result", "ActiveState") == {"Result": "success", "ActiveState": "inactive"}
     # It left the program's group by setsid: the daemon reports it, and the reaper ends it.
     assert reaper_said(service, r"sleep \(pid \d+\) gets SIGTERM")
@@ -97,7 +97,7 @@ def test_a_stop_ends_an_endless_critical_program_at_its_deadline(service: Servic
     started(service, IGNORES, critical={"budget": "2s"})
     began = time.monotonic()
     service.stop()
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 30
     assert service.show("Result", "ExecMainStatus") == {
         "Result": "exit-code",
         "ExecMainStatus": "3",

@@ -580,7 +580,7 @@ async def test_a_stalled_file_system_blocks_nothing(
             put(manifests / "a.yaml", "a 2")
             await reports.unavailable("and goes on")
             cancelled = time.monotonic()
-        assert time.monotonic() - cancelled < 0.5
+        assert time.monotonic() - cancelled < 5
     finally:
         stalled.set()
 

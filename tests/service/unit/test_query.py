@@ -142,7 +142,7 @@ def test_a_bus_that_does_not_do_its_part(
     bus(treat)
     began = time.monotonic()
     assert reason(read_unit(machine.environ)).startswith(why)
-    assert time.monotonic() - began < TAKES + 1.0
+    assert time.monotonic() - began < TAKES + 10
 
 
 @pytest.mark.processes
@@ -162,7 +162,7 @@ def test_a_systemctl_that_does_not_do_its_part(machine: Machine, script: str) ->
     machine.systemctl(script)
     began = time.monotonic()
     assert reason(read_unit(machine.environ)).startswith("D-Bus: ")
-    assert time.monotonic() - began < TAKES + 1.0
+    assert time.monotonic() - began < TAKES + 10
 
 
 def test_what_the_manager_has_told_is_left(machine: Machine) -> None:
