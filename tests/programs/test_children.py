@@ -95,11 +95,12 @@ async def test_reaped_child_gets_no_signal(tmp_path: Path, monkeypatch: pytest.M
 
 async def test_left_names_escapees(tmp_path: Path) -> None:
     """What lives below us is listed: members with their owner, and those that left a group."""
-    script = "setsid sleep 97 & sleep 98 & touch ready; wait"
+    # No other program: until its exec a third child would be one more "sh" in the list.
+    script = "setsid sleep 97 & sleep 98 & wait"
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            await run_program(["sh", "-c", script], output=tmp_path, directory=tmp_path)
+            await run_program(["sh", "-c", script], output=tmp_path)
 
         nursery.start_soon(run, name="reconcile site/x")
         await until(lambda: sum(p.name == "sleep" for p in descendants_of(os.getpid())) == 2)
@@ -175,10 +176,12 @@ trio.run(main)
 _ESCAPED = """
 async def body():
     mine = subprocess.Popen(["sleep", "96"], start_new_session=True)
-    script = "setsid sleep 95 & while [ -z \\"$(pgrep -f '^sleep 95')\\" ]; do :; done"
-    await run_program(["sh", "-c", script], output=output)
-    await trio.sleep(1.2)
-    await run_program(["true"], output=output)  # its end is one more reason to look
+    # The helper leaves the group of its program before that ends.
+    script = "setsid sh -c 'touch left; exec sleep 95' & while [ ! -e left ]; do sleep 0.01; done"
+    await run_program(["sh", "-c", script], output=output, directory=output)
+    while not log.lines:
+        await trio.sleep(0.01)
+    await run_program(["true"], output=output)  # its end causes another scan
     await trio.sleep(1.2)
     orphan = [p for p in children_of(os.getpid()) if p.pid != mine.pid][0]
     [(event, fields)] = log.lines
@@ -186,7 +189,8 @@ async def body():
     os.kill(orphan.pid, 9)
     mine.kill()
     mine.wait()
-    await trio.sleep(1.2)
+    while zombies():
+        await trio.sleep(0.01)
     print(zombies(), len(log.lines))
 trio.run(main)
 """
