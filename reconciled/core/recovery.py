@@ -262,7 +262,7 @@ def decision_fields(decision: Decision) -> Mapping[str, str]:
     if decision.reason:
         fields["reason"] = decision.reason
     if isinstance(decision, Wait):
-        fields["again_in"] = format_duration(decision.seconds)
+        fields["retry_in"] = format_duration(decision.seconds)
     if isinstance(decision, Hold) and decision.evidence:
         fields["evidence"] = decision.evidence
     return fields

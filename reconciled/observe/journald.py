@@ -51,7 +51,7 @@ _NO_NAME = re.compile("[^A-Z0-9_]")
 _LONGEST, _LONGEST_WHY = 200, 1000
 _REASON_FIELDS = ("reason", "error")
 # A line for each of them: to be copied, or to be read as a list.
-_OWN_LINE_FIELDS = ("evidence", "where", "settle", "report", "look_at")
+_OWN_LINE_FIELDS = ("evidence", "where", "commands", "report")
 _MULTILINE_FIELDS = (*_OWN_LINE_FIELDS, "traceback")
 # Told by the message in a way of its own, or by another field of it.
 _SHOWN_ELSEWHERE = frozenset({"key", *_REASON_FIELDS, *_OWN_LINE_FIELDS, "traceback", "errno"})

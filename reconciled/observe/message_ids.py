@@ -30,7 +30,7 @@ MESSAGE_IDS: Mapping[str, str] = MappingProxyType(
         "reconcile.stuck": "9d7726935c1f47db91f318cccc0e64f2",
         "operation.interrupted": "faba6cd2a1d64f1987f4d94a443b63ad",
         "operation.left_open": "cc7b6e7620dd4a12a0a42ceaf51c6825",
-        "operation.lost": "98ce6b1291014a1aa283c3fe0384f158",
+        "operation.outcome_lost": "98ce6b1291014a1aa283c3fe0384f158",
         "operation.cut": "a2b5dcf60075427188dfa006e50d9480",
         "operation.found_open": "291eec38c8494c4e8f012ed8dc79ef4c",
         "operation.held": "65c1c8ec65f547eb9d63b40bc40e48d3",

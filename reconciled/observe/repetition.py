@@ -18,7 +18,7 @@ _ANSWERS = ("reload.", "config.invalid", "removals.")
 UNFOLDED = (
     *("tasks.", "stop.", "log.dropped", "fault.recovered", "reconcile.interrupted"),
     *_ANSWERS,
-    *("shutdown.announced", "shutdown.drained", "shutdown.overran", "shutdown.called_off"),
+    *("shutdown.announced", "shutdown.drained", "shutdown.overran", "shutdown.cancelled"),
 )
 # Differ between lines that say the same; so does every duration, by its name's ending.
 _VOLATILE = frozenset({"event", "run", "cause", "causes", "attempt", "exc_info"})

@@ -1,7 +1,7 @@
-"""What libraries say through the standard logging module, as lines of our own.
+"""Records of Python's logging module, and of warnings, as lines of the daemon's log.
 
-Only warnings and errors are taken over, unless the level is debug: a library's notes (each
-request of an HTTP client) are about its work, not about ours.
+Only warnings and errors are taken over, unless the level is debug: a library's info records (each
+request of an HTTP client) are about the library's work, not the daemon's.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import attrs
 
 from reconciled.observe.bound_log import BoundLog
 
-EVENT = "log.stdlib"
-
 
 class StdlibHandler(logging.Handler):
-    """Hands each record to *log* as ``log.stdlib``, with logger and message as fields."""
+    """Passes each record to *log* as ``log.stdlib``, with logger and message as fields."""
 
     def __init__(self, log: BoundLog) -> None:
         super().__init__()
         self._log = log
 
     def createLock(self) -> None:  # noqa: N802 - the name that logging calls
-        """None: the sink has a lock, and this one would be held while waiting for it."""
+        """No lock: the sink has one, and this one would be held while waiting for it."""
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -32,10 +30,11 @@ class StdlibHandler(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Never raises, whatever the record holds."""
+        """Log *record*. Never raises, whatever the record contains."""
+        event = "log.stdlib"
         try:
             message = record.getMessage()
-        except Exception as exc:  # noqa: BLE001 - the record's arguments are not ours
+        except Exception as exc:  # noqa: BLE001 - the arguments are another module's
             message = f"{record.msg!r} <arguments do not fit: {type(exc).__name__}>"
         error = record.exc_info[1] if record.exc_info else None
         fields = {"exc_info": error} if error is not None else {}
@@ -46,12 +45,12 @@ class StdlibHandler(logging.Handler):
             write = self._log.warning
         elif record.levelno < logging.INFO:
             write = self._log.debug
-        write(EVENT, logger=record.name, message=message, **fields)
+        write(event, logger=record.name, message=message, **fields)
 
 
 @attrs.define(eq=False)
 class StdlibCapture:
-    """The root logger while its records come to us; release() gives it back as it was."""
+    """The root logger while its records are captured; restore() undoes it."""
 
     _root: logging.Logger
     _handler: StdlibHandler
@@ -59,11 +58,11 @@ class StdlibCapture:
     _level: int
 
     def set_level(self, level: str) -> None:
-        """Take over what fits to *level* of our own lines."""
+        """Capture the records that suit *level* of the daemon's log."""
         self._root.setLevel(logging.INFO if level == "debug" else logging.WARNING)
 
     def restore(self) -> None:
-        """Undo adopt()."""
+        """Undo capture_stdlib()."""
         logging.captureWarnings(capture=False)
         self._root.handlers[:] = self._handlers
         self._root.setLevel(self._level)
@@ -72,8 +71,8 @@ class StdlibCapture:
 def capture_stdlib(log: BoundLog, level: str) -> StdlibCapture:
     """Route the standard logging module, and warnings, into *log*."""
     root = logging.getLogger()
-    adoption = StdlibCapture(root, StdlibHandler(log), list(root.handlers), root.level)
-    root.handlers[:] = [adoption._handler]  # noqa: SLF001 - made two lines above
+    capture = StdlibCapture(root, StdlibHandler(log), list(root.handlers), root.level)
+    root.handlers[:] = [capture._handler]  # noqa: SLF001 - made two lines above
     logging.captureWarnings(capture=True)
-    adoption.set_level(level)
-    return adoption
+    capture.set_level(level)
+    return capture

@@ -91,4 +91,4 @@ class RuntimeContext:
         try:
             await function(*args)
         except Exception as error:  # noqa: BLE001 - a chore harms nobody else (invariant 12)
-            self.log.error("background.failed", chore=name, reason=str(error) or repr(error))
+            self.log.error("background.failed", task=name, reason=str(error) or repr(error))

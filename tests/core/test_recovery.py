@@ -196,7 +196,7 @@ def test_commands_offer_what_can_be_done() -> None:
 def test_a_log_line_describes_a_decision() -> None:
     """A decision is described by its name and what it rests on, and nothing that is empty."""
     assert decision_fields(Wait(3.0, "busy")) == {
-        "decision": "Wait", "reason": "busy", "again_in": "3s",
+        "decision": "Wait", "reason": "busy", "retry_in": "3s",
     }  # fmt: skip
     assert decision_fields(Hold("look", "seen")) == {
         "decision": "Hold", "reason": "look", "evidence": "seen",

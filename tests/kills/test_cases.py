@@ -125,7 +125,7 @@ def test_c02_a_recovery_that_kills_its_process(world: World, at: str) -> None:
         daemon = world.site.started()
         if number == 0:
             held = daemon.wait_for("operation.held", key="c/bad")
-            assert "journal resolve" in held["settle"][0]
+            assert "journal resolve" in held["commands"][0]
         daemon.wait_for("reconcile.done", key="f/good")
         assert daemon.stop().code == 0
     assert marks.read_text().splitlines().count(at) == 3
@@ -193,7 +193,7 @@ def test_c01_2_a_critical_operation_that_was_killed(world: World, policy: str) -
     daemon.wait_for("reconcile.done", key="f/good")
     if policy == "hold":
         held = daemon.wait_for("operation.held", key="x/slow")
-        assert f"reconciled journal resolve {began['operation']} --" in held["settle"][0]
+        assert f"reconciled journal resolve {began['operation']} --" in held["commands"][0]
     else:
         wait_until(lambda: "apply 2\n" in (world.root / "order").read_text(), "new work", PATIENCE)
     assert len({line["operation"] for line in daemon.all("recovery.began")}) == 1

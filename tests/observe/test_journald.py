@@ -119,13 +119,13 @@ def test_a_traceback_stands_below_its_message(receiver: Receiver, logs: Logs) ->
 
 def test_what_is_to_be_copied_stands_on_lines_of_its_own(receiver: Receiver, logs: Logs) -> None:
     """Commands and places in the code are one a line; a long value is cut in the message alone."""
-    logs.log.error("operation.held", reason="why", settle=["do this", "or that"], output="x" * 500)
+    logs.log.error("operation.held", reason="why", commands=["do this", "or that"], output="x" * 500)
     (entry,) = receiver.entries()
     head, *rows = entry["MESSAGE"][0].split("\n")
     assert head == f"operation.held: why (output={'x' * 200}…)"
-    assert rows == ["  settle: do this", "  settle: or that"]
+    assert rows == ["  commands: do this", "  commands: or that"]
     assert entry["RECONCILED_OUTPUT"] == ["x" * 500]
-    assert entry["RECONCILED_SETTLE"] == ['["do this","or that"]']
+    assert entry["RECONCILED_COMMANDS"] == ['["do this","or that"]']
 
 
 plain_values = st.recursive(

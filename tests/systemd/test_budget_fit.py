@@ -60,9 +60,9 @@ def test_what_does_not_fit_is_named(service: Service) -> None:
     assert said.keys() == NAMED.keys()
     assert all(part in said[directive] for directive, part in NAMED.items())
     misfit = service.wait_for("unit.timeout_too_short")
-    assert misfit.fields["write"] == f"{service.dropins}/60-stop-budget.conf"
+    assert misfit.fields["file"] == f"{service.dropins}/60-stop-budget.conf"
     assert misfit.fields["content"] == "[Service]\nTimeoutStopSec=6min\n"
-    assert misfit.fields["then"] == "systemctl daemon-reload"
+    assert misfit.fields["command"] == "systemctl daemon-reload"
     short = service.box.run("reconciled", "budget", check=False)
     assert short.returncode == 1
     assert "10s  TimeoutStopSec= of reconciled.service: the budget does not fit" in short.stdout

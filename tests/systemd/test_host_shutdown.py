@@ -169,7 +169,7 @@ def test_17_called_off(service: Service) -> None:
         service.declare("bad", apply=1)
         service.wait_for("manifest.invalid")
         assert service.all("reconcile.done") == []
-    service.wait_for("shutdown.called_off")
+    service.wait_for("shutdown.cancelled")
     service.wait_for("reconcile.done", key="x/late")
     wait_for_lock(box)
     # A stop in a pause is a stop as always.
@@ -192,7 +192,7 @@ def test_17_logind_forgets_a_shutdown(service: Service) -> None:
         service.wait_for("shutdown.drained")
         service.declare("late", apply=["true"])
         service.systemctl("kill", "--signal=KILL", "systemd-logind.service")
-        service.wait_for("shutdown.called_off")
+        service.wait_for("shutdown.cancelled")
         service.wait_for("reconcile.done", key="x/late")
         wait_for_lock(box)
 

@@ -91,7 +91,7 @@ def test_an_operation_can_be_looked_for(service: Service) -> None:
     service.declare("site", apply=["true"])
     service.declare("shop", apply=["false"])
     service.start()
-    begun = service.wait_for("operation.begun", key="x/site").fields["operation"]
+    begun = service.wait_for("operation.began", key="x/site").fields["operation"]
     service.wait_for("reconcile.done", key="x/site")
     service.wait_for("reconcile.failed", key="x/shop")
     told = fields_of(service, f"RECONCILED_OPERATION={begun}")

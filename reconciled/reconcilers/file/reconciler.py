@@ -228,7 +228,7 @@ class FileReconciler(Reconciler[File]):
         removed = await remove_file(path, digests, root=self.options.root)
         if removed is Removed.UNMANAGED:
             request.log.warning(
-                "file.not_removed", path=path, why="its content is not what was written"
+                "file.not_removed", path=path, reason="its content is not what was written"
             )
         return removed.value
 
@@ -236,7 +236,7 @@ class FileReconciler(Reconciler[File]):
         path = request.spec.path
         note = await WriteRecord.read(request.memory)
         if path not in note.files:
-            request.log.warning("file.not_removed", path=path, why="it was never written from here")
+            request.log.warning("file.not_removed", path=path, reason="it was never written from here")
         if not note.files and note.temporary is None:
             return done(f"left {path}")
         async with (

@@ -142,7 +142,7 @@ class Controller:
                 controller=self.name,
                 source=watcher.name,
                 reason=reason,
-                again_in_s=pause,
+                retry_in_s=pause,
             )
             await trio.sleep(pause)
             pause = min(2 * pause, WATCHER_BACKOFF_MAX)

@@ -69,7 +69,7 @@ class Retention:
             try:
                 removed = await self.tidy()
             except NoThread as error:
-                self.context.log.error("background.failed", chore="old files", reason=str(error))
+                self.context.log.error("background.failed", task="old files", reason=str(error))
                 removed = 0
             await trio.sleep(FIRST if removed == AT_ONCE else EVERY)
 
@@ -117,7 +117,7 @@ class Retention:
             if not await in_thread(partial(_remove, directory)):
                 return False
         except OSError as error:
-            self.context.log.error("background.failed", chore="old files", reason=str(error))
+            self.context.log.error("background.failed", task="old files", reason=str(error))
             return False
         if unknown:
             reason = "the journal knows nothing of it, and nothing in it has changed for a week"

@@ -64,7 +64,7 @@ class Shutdown:
         for record in lost:
             reason = "its outcome never became durable: the next start finds it interrupted"
             self.context.log.error(
-                "operation.lost", key=record.key, operation=record.id, reason=reason
+                "operation.outcome_lost", key=record.key, operation=record.id, reason=reason
             )
         code = CUT if stop.registry.cut_count or lost else DONE
         if self.crashed:
@@ -103,7 +103,7 @@ class Shutdown:
         self.context.logs.log_from_thread(
             "error",
             "loop.blocked",
-            seconds=round(blocked.seconds, 1),
+            blocked_s=round(blocked.seconds, 1),
             task=blocked.task,
             where=list(blocked.where[-FRAMES:]),
             reason="code in the event loop does not give way: let it await, or use a thread",
@@ -115,7 +115,7 @@ class Shutdown:
         logs.log_from_thread(
             "critical",
             "stop.hung",
-            seconds=round(blocked.seconds, 1),
+            blocked_s=round(blocked.seconds, 1),
             task=blocked.task,
             where=list(blocked.where),
             reason="the event loop does not answer: the process is ended from outside it",
@@ -154,14 +154,14 @@ class Shutdown:
             "stage": max((stage for stage, _ in report.stages), default=Stage.RUNNING).name,
             "interrupted": len(report.interrupted),
             "cut": host.stop.registry.cut_count,
-            "children_left": len(report.children),
-            "not_served": report.not_served,
+            "programs_left": len(report.children),
+            "keys_unserved": report.not_served,
             "report": str(host.state / stop_report.TEXT_NAME),
         }
         if reason := "; ".join(filter(None, (stop_report.describe_exit_code(code), trouble))):
             fields["reason"] = reason
         if code != DONE and report.operations:
-            fields["look_at"] = "reconciled journal list   # what the next start recovers"
+            fields["commands"] = "reconciled journal list   # what the next start recovers"
         level = "info" if code == DONE else "error"
         if hung:
             host.logs.log_from_thread(level, "stop.ended", **fields)
@@ -179,7 +179,7 @@ class Shutdown:
                 **owner,
                 pid=each.pid,
                 program=each.argv0,
-                fate=each.outcome.value,
+                outcome=each.outcome.value,
             )
         ids = {each.key: each.id for each in report.operations}
         for cut in self.context.stop.registry.cuts:

@@ -185,13 +185,13 @@ def _log_store_condition(logs: Logs, store: Store, journal: OperationJournal) ->
         logs.log.warning("journal.torn_tail", reason=condition.warning)
     if condition.damage:
         logs.log.error(
-            "journal.damaged", reason=condition.damage, aside=str(condition.set_aside_path)
+            "journal.damaged", reason=condition.damage, moved_to=str(condition.set_aside_path)
         )
     if store.degraded:
         logs.log.error(
             "journal.degraded",
             reason=store.degraded_reason,
-            settle='reconciled journal resolve --all --abandon --why "…"',
+            commands='reconciled journal resolve --all --abandon --why "…"',
         )
     for record in journal.list_open():
         logs.log.warning(

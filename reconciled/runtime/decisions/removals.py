@@ -102,7 +102,7 @@ class RemovalApprovals:
             owned=held.owned,
             keys=list(held.keys[:SHOWN]),
             reason=str(held),
-            settle=f"reconciled allow {controller}",
+            commands=f"reconciled allow {controller}",
         )
 
     async def _write_released(self, controller: str) -> None:
@@ -140,4 +140,4 @@ class RemovalApprovals:
 
     def log_polling(self, reason: str) -> None:
         """Log that approvals are found by scans."""
-        self.log.warning("removals.polling", reason=reason, look_every_s=SCAN_INTERVAL)
+        self.log.warning("removals.polling", reason=reason, poll_interval_s=SCAN_INTERVAL)

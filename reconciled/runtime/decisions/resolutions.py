@@ -169,4 +169,4 @@ class Resolutions:
 
     def log_polling(self, reason: str) -> None:
         """Log that decisions are found by scans."""
-        self.context.log.warning("resolution.polling", reason=reason, look_every_s=SCAN_INTERVAL)
+        self.context.log.warning("resolution.polling", reason=reason, poll_interval_s=SCAN_INTERVAL)

@@ -137,7 +137,7 @@ class ShutdownDelay:
     def _call_off(self, reason: str) -> None:
         if self.context.pause_reason:
             self.dispatcher.resume()
-            self.context.log.info("shutdown.called_off", reason=reason)
+            self.context.log.info("shutdown.cancelled", reason=reason)
 
     def _let_go(self) -> None:
         if self._lock is not None:

@@ -82,7 +82,7 @@ class UnitCheck:
             self._logged.add(finding)
             fields = {"directive": finding.directive, "reason": finding.message}
             if remedy := finding.remedy:
-                told = {"write": remedy.path, "content": remedy.text, "then": remedy.command}
+                told = {"file": remedy.path, "content": remedy.text, "command": remedy.command}
                 fields |= {name: text for name, text in told.items() if text}
             if finding.severity is Severity.FAULT:
                 self.log.error("unit.timeout_too_short", **fields)

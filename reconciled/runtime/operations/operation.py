@@ -154,7 +154,7 @@ class Operations:
         record = resumed
         if record is None:
             record = await self.journal.begin(Key(work.key), name, pinned, applied_spec=owned)
-            log.debug("operation.begun", operation=record.id, name=name)
+            log.debug("operation.began", operation=record.id, name=name)
         operation = RunOperation(record, work, self.journal, self.root, undoable)
         try:
             yield operation

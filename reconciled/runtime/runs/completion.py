@@ -188,9 +188,11 @@ def log_loop(context: RuntimeContext, notice: LoopBegan | LoopEnded) -> None:
             "reconcile.looping",
             key=notice.key,
             runs=notice.runs,
-            seconds=seconds,
+            window_s=seconds,
             reason="the key runs repeatedly without a change of its spec, and is slowed down:"
             " check whether its reconciler writes what it watches, or never matches its spec",
         )
     else:
-        context.log.info("reconcile.loop_ended", key=notice.key, runs=notice.runs, seconds=seconds)
+        context.log.info(
+            "reconcile.loop_ended", key=notice.key, runs=notice.runs, window_s=seconds
+        )

@@ -288,7 +288,7 @@ class Recovery:
         self.record = await self._journal.begin(
             record.key, f"undo {record.name}", record.pinned | {"undo": steps}, undoes=record.id
         )
-        self.log.info("operation.begun", operation=self.record.id, undoes=record.id)
+        self.log.info("operation.began", operation=self.record.id, undoes=record.id)
         await self._operations.close_attempts(record.id)
         request.resume(self.record)
         return await self._undo(request)
@@ -338,7 +338,7 @@ class Recovery:
             last_step=record.last_step or None,
             reason=hold.reason,
             evidence=hold.evidence,
-            settle=list(commands),
+            commands=list(commands),
         )
         return Result(Outcome.HELD, hold.reason)
 

@@ -413,7 +413,7 @@ async def test_c10_many_removals_are_held_until_they_are_permitted(
         assert script.removals == []
         (line,) = runtime.log_lines("removals.held")
         assert (line["count"], line["owned"]) == (7, 8)
-        assert line["settle"] == "reconciled allow c"
+        assert line["commands"] == "reconciled allow c"
         held = read_pending(runtime.context.state, "c")
         assert held == PendingApproval("c", tuple(key(name) for name in NAMES[1:]), 8)
         # Ticks, time and an equal snapshot let nothing go.
@@ -565,7 +565,7 @@ async def test_a_watcher_that_fails_is_started_again(
         assert pauses == [1, 2, 4, 101, 2]
         assert len(good.began) == 1
         assert script.removals == []
-        assert runtime.log_lines("source.failed")[0]["again_in_s"] == 1
+        assert runtime.log_lines("source.failed")[0]["retry_in_s"] == 1
 
 
 async def test_pauses_of_a_failing_watcher_stay_bounded(

@@ -271,7 +271,7 @@ async def test_called_off(delayed: Household, machine: Machine, autojump_clock: 
     assert delayed.runtime.script.ran == ["a", "b"]
     assert delayed.runtime.context.pause_reason == ""
     assert len(machine.held) == 1
-    assert len(delayed.runtime.log_lines("shutdown.called_off")) == 1
+    assert len(delayed.runtime.log_lines("shutdown.cancelled")) == 1
     machine.say(coming=True)
     await delayed.runtime.wait_all_blocked()
     assert delayed.runtime.context.pause_reason
@@ -319,7 +319,7 @@ async def test_a_stop_in_the_pause_is_a_stop_as_always(
     delayed.finish.set()
     await delayed.runtime.controller.ended.wait()
     assert delayed.runtime.script.ran[:1] == ["a"]
-    assert delayed.runtime.log_lines("shutdown.called_off") == []
+    assert delayed.runtime.log_lines("shutdown.cancelled") == []
     machine.say(coming=False)
     await delayed.runtime.wait_all_blocked()
     assert len(delayed.runtime.script.ran) == delayed.runtime.script.ran.count("a") + 1
@@ -489,7 +489,7 @@ async def test_a_pause_that_nobody_can_end_ends(
     delayed.runtime.declare(thing("b"))
     await trio.sleep(PAUSE_TIMEOUT + 10)
     assert delayed.runtime.script.ran == ["b"]
-    assert delayed.runtime.log_lines("shutdown.called_off")
+    assert delayed.runtime.log_lines("shutdown.cancelled")
 
 
 async def test_a_new_connection_tells_that_it_was_called_off(

@@ -89,9 +89,9 @@ def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
     assert fields == {
         "directive": "TimeoutStopSec",
         "reason": "too short",
-        "write": "/x.conf",
+        "file": "/x.conf",
         "content": "[Service]\n",
-        "then": "go",
+        "command": "go",
     }
 
 

@@ -246,7 +246,7 @@ async def test_once_without_a_result_is_held(
         assert not hold_of(runtime).by_cap
         assert script.calls_for("a") == ["observe", "recover"]
         (line,) = runtime.log_lines("operation.held", operation=identity)
-        assert any("--forward" in command for command in line["settle"])
+        assert any("--forward" in command for command in line["commands"])
 
 
 async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -395,7 +395,7 @@ async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock)
         hold = hold_of(runtime)
         assert (hold.reason, hold.evidence) == ("the tape is in the drive", "drive 3")
         (line,) = runtime.log_lines("operation.held")
-        assert line["settle"] == ["eject 3"]
+        assert line["commands"] == ["eject 3"]
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
         hold_of(runtime)

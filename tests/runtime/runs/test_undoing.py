@@ -53,7 +53,7 @@ async def test_roll_back_without_undo_is_held(
         await runtime.wait_all_blocked()
         assert "rolled back" in hold_of(runtime).reason
         (line,) = runtime.log_lines("operation.held")
-        assert not any("--back" in command for command in line["settle"])
+        assert not any("--back" in command for command in line["commands"])
 
 
 async def test_undo_runs_newest_first(tmp_path: Path, autojump_clock: MockClock) -> None:
