@@ -119,7 +119,8 @@ def test_a_traceback_stands_below_its_message(receiver: Receiver, logs: Logs) ->
 
 def test_what_is_to_be_copied_stands_on_lines_of_its_own(receiver: Receiver, logs: Logs) -> None:
     """Commands and places in the code are one a line; a long value is cut in the message alone."""
-    logs.log.error("operation.held", reason="why", commands=["do this", "or that"], output="x" * 500)
+    commands = ["do this", "or that"]
+    logs.log.error("operation.held", reason="why", commands=commands, output="x" * 500)
     (entry,) = receiver.entries()
     head, *rows = entry["MESSAGE"][0].split("\n")
     assert head == f"operation.held: why (output={'x' * 200}…)"

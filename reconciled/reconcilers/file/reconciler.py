@@ -236,7 +236,9 @@ class FileReconciler(Reconciler[File]):
         path = request.spec.path
         note = await WriteRecord.read(request.memory)
         if path not in note.files:
-            request.log.warning("file.not_removed", path=path, reason="it was never written from here")
+            request.log.warning(
+                "file.not_removed", path=path, reason="it was never written from here"
+            )
         if not note.files and note.temporary is None:
             return done(f"left {path}")
         async with (

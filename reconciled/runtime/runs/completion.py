@@ -193,6 +193,4 @@ def log_loop(context: RuntimeContext, notice: LoopBegan | LoopEnded) -> None:
             " check whether its reconciler writes what it watches, or never matches its spec",
         )
     else:
-        context.log.info(
-            "reconcile.loop_ended", key=notice.key, runs=notice.runs, window_s=seconds
-        )
+        context.log.info("reconcile.loop_ended", key=notice.key, runs=notice.runs, window_s=seconds)
