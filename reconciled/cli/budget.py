@@ -1,4 +1,4 @@
-"""``reconciled budget``: how long a stop may take, what asks for how much of it, and its limit.
+"""``reconciled budget``: how long a stop may take, declared and measured, against its limit.
 
 Exit codes: 0 · 1 a declared budget is longer than stop.critical, or the stop budget does not fit
 the unit · 78 the configuration is invalid.
@@ -40,12 +40,12 @@ from reconciled.service.unit.findings import Severity, UnitComparison, format_ti
 
 DOES_NOT_FIT = 1
 SHOWN = 10
-HISTORY_LIMIT = 10_000  # so many past operations are looked at, the newest
+HISTORY_LIMIT = 10_000  # the newest past operations that are read
 
 
 @attrs.frozen(order=True)
 class KeyDuration:
-    """What one key's operations may take, at the longest."""
+    """The longest time of one key's critical operations, declared or measured."""
 
     seconds: float
     key: Key
@@ -53,23 +53,23 @@ class KeyDuration:
 
 @attrs.frozen
 class Measured:
-    """What critical operations have taken: how many are known, and the longest of each key."""
+    """Durations of critical operations: how many were read, and the longest of each key."""
 
     operations: int = 0
     longest: tuple[KeyDuration, ...] = ()
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the stages, the declared budgets, what was measured, and the unit's limit."""
+    """Print stages, declared budgets, measured durations and the unit's limit; the exit code."""
     try:
         config = load(find_config(arguments.config, os.environ), os.environ).config
         prepared = prepared_whole(config)
     except Invalid as invalid:
         return report_invalid(invalid)
-    # Also those that do not fit: to name them is what this is for.
-    surveyed = trio.run(partial(scan_sources, prepared, {}, critical=math.inf))
-    report_problems(prepared, surveyed)
-    limits, declared = config.stop, declared_budgets(surveyed)
+    # Without a limit, so that manifests beyond stop.critical are listed as well.
+    scans = trio.run(partial(scan_sources, prepared, {}, critical=math.inf))
+    report_problems(prepared, scans)
+    limits, declared = config.stop, declared_budgets(scans)
     too_long = [each for each in declared if each.seconds > limits.critical]
     measured = _measured(config.state)
     unit = check_unit(arguments.unit, config)
@@ -80,7 +80,8 @@ def execute(arguments: argparse.Namespace) -> int:
         _print_work(limits, declared, measured)
     for each in too_long:
         print_error(
-            f"{each.key} asks for {format_duration(each.seconds)}: longer than stop.critical"
+            f"{each.key} declares {format_duration(each.seconds)}: longer than stop.critical"
+            f" ({format_duration(limits.critical)})"
         )
     missing = arguments.unit is not None and unit.facts is None
     if missing:
@@ -91,10 +92,10 @@ def execute(arguments: argparse.Namespace) -> int:
     return DOES_NOT_FIT if too_long or missing or faults else 0
 
 
-def declared_budgets(surveyed: list[ControllerScan]) -> list[KeyDuration]:
-    """The budgets that the declared keys ask for, the longest first."""
+def declared_budgets(scans: list[ControllerScan]) -> list[KeyDuration]:
+    """The critical budgets of the declared keys, the longest first."""
     declared = []
-    for each in surveyed:
+    for each in scans:
         for key, manifest in each.desired.manifests.items():
             seconds = each.ready.reconciler.budget(each.ready.plugin.spec_of(manifest))
             if seconds is not None:
@@ -103,10 +104,10 @@ def declared_budgets(surveyed: list[ControllerScan]) -> list[KeyDuration]:
 
 
 def _measured(state: Path) -> Measured:
-    """What the history below *state* tells; nothing where it cannot be read.
+    """Durations from the history below *state*; empty, with an error, if it cannot be read.
 
-    An operation is measured as a whole, of which its critical part is the most. Those of more than
-    one attempt are left out: the time in which no daemon ran is no part of the work.
+    An operation is measured as a whole, most of which is its critical part. Operations of more
+    than one attempt are left out: their time contains that in which no daemon ran.
     """
     try:
         with open_snapshot(state) as connection:
@@ -119,7 +120,7 @@ def _measured(state: Path) -> Measured:
     ]
     longest: dict[Key, float] = {}
     for each in known:
-        # Wall times: a clock that was set back measures nothing.
+        # Wall times: where the clock was set back, the duration counts as 0.
         longest[each.key] = max(longest.get(each.key, 0.0), each.ended - each.begun)
     rows = (KeyDuration(round(seconds, 3), key) for key, seconds in longest.items())
     return Measured(len(known), tuple(sorted(rows, key=lambda each: (-each.seconds, each.key))))
@@ -145,10 +146,10 @@ def _as_data(
 
 def _print_stages(limits: StopLimits, unit: UnitComparison) -> None:
     rows = [
-        ("drain", limits.drain, "ordinary work may finish; counts from the signal"),
-        ("critical", limits.critical, "hard limit of critical operations; counts from the signal"),
-        ("cleanup", limits.cleanup, "what one task gets after its cancellation"),
-        ("last resort", LAST_RESORT, "then the process is ended from outside its loop"),
+        ("drain", limits.drain, "ordinary work may finish; from the signal on"),
+        ("critical", limits.critical, "hard limit of critical operations; from the signal on"),
+        ("cleanup", limits.cleanup, "each task's time after its cancellation"),
+        ("last resort", LAST_RESORT, "then the process is ended from outside its event loop"),
         ("budget", limits.budget, "critical + cleanup + last resort: the longest stop"),
     ]
     for name, seconds, meaning in rows:
@@ -164,8 +165,8 @@ def _print_stages(limits: StopLimits, unit: UnitComparison) -> None:
         print_line(f"{'unit':<12} {'?':>8}  {unit.reason}")
     if not unit.fits:
         print_line()
-        print_line(f"# What puts the unit right, for {remedy_shell(unit)}:")
-        # The worst comes first. Not indented: a shell would not see the end of the file.
+        print_line(f"# Commands that fix the unit, for {remedy_shell(unit)}:")
+        # The worst comes first. Not indented: a shell would miss the end of a here-document.
         for line in shell_commands(unit.remedies[:1]):
             print_line(line)
 
@@ -176,14 +177,16 @@ def _print_work(limits: StopLimits, declared: list[KeyDuration], measured: Measu
         print_line("Declared by manifests, the longest first:")
         _print_longest(declared)
         needed = min(declared[0].seconds, limits.critical) + limits.cleanup + LAST_RESORT
-        print_line(f"With these, a stop needs at most {format_duration(needed)}.")
+        print_line(f"With these budgets a stop needs at most {format_duration(needed)}.")
     else:
         print_line("No manifest declares a critical budget.")
     if measured.longest:
-        print_line(f"Measured, of {measured.operations} critical operations each key's longest:")
+        print_line(
+            f"Measured, the longest of each key ({measured.operations} critical operations):"
+        )
         _print_longest(measured.longest)
     else:
-        print_line("The journal knows of no critical operation that was done.")
+        print_line("The journal has no finished critical operation.")
 
 
 def _print_longest(rows: list[KeyDuration] | tuple[KeyDuration, ...]) -> None:

@@ -1,8 +1,8 @@
 """``reconciled check``: grades the configuration and everything that it names.
 
-The grades, each looked at for whatever passed the one before: syntax, schema, plugins,
-references, manifests, stop budget, unit. All problems come in one go, each with file, line and
-column. What does not fit in the unit is a warning, and printed with what to paste.
+The grades are syntax, schema, plugins, references, manifests, stop budget and unit; each is
+checked for whatever passed the one before. All problems are printed at once, each with file, line
+and column. What does not fit in the unit is a warning, printed with the commands that fix it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from reconciled.core.problems import Problem
 from reconciled.core.resources import Key, Origin
 from reconciled.journal.sqlite.store import Applied
 from reconciled.offline.scan import ControllerScan, scan_sources
-from reconciled.offline.secrets import unresolved, visible
+from reconciled.offline.secrets import check_secrets, credentials_visible
 from reconciled.runtime.controllers.loading import PreparedConfig, prepare
 from reconciled.runtime.controllers.secrets import stall_without_secrets
 from reconciled.service.unit.findings import UnitComparison
@@ -49,7 +49,7 @@ from reconciled.service.unit.findings import UnitComparison
 
 @attrs.define
 class CheckReport:
-    """What came out of it: a word for each grade, and what is wrong."""
+    """The result: a verdict for each grade, problems, warnings and notes."""
 
     grades: dict[str, str] = attrs.field(factory=dict)
     problems: list[Problem] = attrs.field(factory=list)
@@ -57,23 +57,25 @@ class CheckReport:
     notes: list[str] = attrs.field(factory=list)
     unit: UnitComparison | None = None
 
-    def add_grade(self, grade: str, problems: list[Problem], good: str = "ok") -> None:
-        """Enter *grade*, by its problems."""
+    def add_grade(self, grade: str, problems: list[Problem], passed: str = "ok") -> None:
+        """Add *grade* with its problems; *passed* is the verdict without any."""
         count = len(problems)
-        self.grades[grade] = good if not count else f"{count} problem{'s' * (count > 1)}"
+        self.grades[grade] = passed if not count else _count(count, "problem")
         self.problems += problems
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Grade, and print."""
+    """Check, and print the report; returns the exit code."""
     path = find_config(arguments.config, os.environ)
     found = CheckReport()
     config = _configuration(path, found)
     if config is not None:
-        prepared = stall_without_secrets(prepare(config)) if visible() else prepare(config)
+        prepared = (
+            stall_without_secrets(prepare(config)) if credentials_visible() else prepare(config)
+        )
         _plugins(prepared, found)
-        surveyed = _contents(prepared, found)
-        _unit(arguments.unit, config, surveyed, found)
+        scans = _contents(prepared, found)
+        _unit(arguments.unit, config, scans, found)
     bad = bool(found.problems) or (arguments.strict and bool(found.warnings))
     if arguments.json:
         _print_json(found, bad=bad)
@@ -89,7 +91,7 @@ def _configuration(path: Path, found: CheckReport) -> Config | None:
         syntax = [problem for problem in invalid.problems if _is_syntax(problem)]
         found.add_grade("syntax", syntax)
         schema = [each for each in invalid.problems if each not in syntax]
-        found.add_grade("schema", schema, "ok" if not syntax else "not looked at")
+        found.add_grade("schema", schema, "ok" if not syntax else "not checked")
         return None
     found.add_grade("syntax", [])
     found.add_grade("schema", [])
@@ -99,7 +101,7 @@ def _configuration(path: Path, found: CheckReport) -> Config | None:
 
 
 def _is_syntax(problem: Problem) -> bool:
-    """Whether the file of *problem* says so already as YAML."""
+    """Whether *problem* is one of reading its file as YAML."""
     try:
         data = Path(problem.origin.file).read_bytes()
     except OSError:
@@ -123,75 +125,78 @@ def _contents(prepared: PreparedConfig, found: CheckReport) -> list[ControllerSc
     try:
         applied = read_applied(config.state)
     except (StoreTooNew, StoreUnusable, OSError) as error:
-        found.warnings.append(f"what was applied cannot be read: {error}")
+        found.warnings.append(
+            f"the store cannot be read, so that removals are not checked: {error}"
+        )
         applied = {}
-    surveyed = trio.run(scan_sources, prepared, applied)
-    count = sum(len(each.desired.manifests) for each in surveyed)
-    problems = {problem for each in surveyed for problem in each.problems}
-    problems |= set(_kinds_without_controller(prepared, surveyed))
-    for each in surveyed:
+    scans = trio.run(scan_sources, prepared, applied)
+    count = sum(len(each.desired.manifests) for each in scans)
+    problems = {problem for each in scans for problem in each.problems}
+    problems |= set(_kinds_without_controller(prepared, scans))
+    for each in scans:
         for source, reason in each.unavailable.items():
-            place = each.ready.config.origin
-            problems.add(Problem(place, f"{source} cannot be read: {reason}"))
+            origin = each.ready.config.origin
+            problems.add(Problem(origin, f"{source} cannot be read: {reason}"))
         found.warnings += _cannot_roll_back(each)
-    found.add_grade("manifests", sorted(problems), f"ok, {count} resources")
-    found.warnings += unresolved(surveyed)
+    found.add_grade("manifests", sorted(problems), f"ok, {_count(count, 'resource')}")
+    found.warnings += check_secrets(scans)
     found.warnings += unconfigured_controllers(config, applied)
-    found.warnings += [_held(each) for each in surveyed if each.held]
+    found.warnings += [_held(each) for each in scans if each.held]
     limits = config.stop
-    declared = declared_budgets(surveyed)
+    declared = declared_budgets(scans)
     longest = f", longest declared {format_duration(declared[0].seconds)}" if declared else ""
     found.grades["stop budget"] = f"{format_duration(limits.budget)}{longest}"
-    return surveyed
+    return scans
 
 
 def _unit(
-    name: str | None, config: Config, surveyed: list[ControllerScan], found: CheckReport
+    name: str | None, config: Config, scans: list[ControllerScan], found: CheckReport
 ) -> None:
-    """The unit *name*, which has to be there; None: ours, if it is."""
+    """Check the unit *name*, which must be loaded; None: the configuration's own, if it is."""
     unit = check_unit(name, config)
     found.unit = unit
     if unit.facts is None:
         if name is None:
-            found.grades["unit"] = f"not looked at: {unit.reason}"
+            found.grades["unit"] = f"not checked: {unit.reason}"
         else:
-            place = Origin(str(config.files[0]))
-            found.add_grade("unit", [Problem(place, f"--unit {name}: {unit.reason}")])
+            origin = Origin(str(config.files[0]))
+            found.add_grade("unit", [Problem(origin, f"--unit {name}: {unit.reason}")])
         return
-    warnings = [*unit.warnings, *unwritable_paths(unit, config, surveyed)]
+    warnings = [*unit.warnings, *unwritable_paths(unit, config, scans)]
     found.warnings += warnings
     found.notes += unit.notes
     count = len(warnings)
-    word = f"{count} warning{'s' * (count > 1)}" if count else "ok"
-    found.grades["unit"] = f"{word}, {unit.name}"
+    verdict = _count(count, "warning") if count else "ok"
+    found.grades["unit"] = f"{verdict}, {unit.name}"
 
 
 def _kinds_without_controller(
-    prepared: PreparedConfig, surveyed: list[ControllerScan]
+    prepared: PreparedConfig, scans: list[ControllerScan]
 ) -> list[Problem]:
-    """Manifests whose kind no controller takes from the place where they are."""
+    """Manifests in watched directories whose kind no controller takes."""
     if prepared.stalled:
-        return []  # one of those may take them: its own problem comes first
+        return []  # a stalled controller may take them: fix that problem first
     kinds = {ready.plugin.kind for ready in prepared.ready}
     return [
         Problem(
             manifest.origin,
-            f"no controller takes kind {manifest.kind}; there are: {', '.join(sorted(kinds))}",
+            f"no controller takes kind {manifest.kind}: write one of {', '.join(sorted(kinds))}",
         )
-        for each in surveyed
+        for each in scans
         for manifest in each.manifests
         if manifest.kind not in kinds
     ]
 
 
 def _cannot_roll_back(each: ControllerScan) -> list[str]:
-    """Where the policy is to roll back, and nothing could: an interrupted one would be held."""
+    """Manifests under ``interrupted: roll-back`` that nothing can undo: they would be held."""
     ready = each.ready
     if ready.config.interrupted != "roll-back":
         return []
     return [
-        f"{manifest.origin}: nothing can roll this {manifest.kind} back, as interrupted: roll-back"
-        " wants: once interrupted it is held; give it what undoes it, or choose another policy"
+        f"{manifest.origin}: nothing can undo this {manifest.kind}, and its controller has"
+        " interrupted: roll-back: an interrupted operation would be held; add a rollback, or choose"
+        " another policy"
         for manifest in each.desired.manifests.values()
         if not ready.reconciler.can_undo(ready.plugin.spec_of(manifest))
     ]
@@ -209,13 +214,17 @@ def _held(each: ControllerScan) -> str:
 def unconfigured_controllers(
     config: Config, applied: Mapping[str, Mapping[Key, Applied]]
 ) -> list[str]:
-    """What a controller that is not configured any more leaves behind."""
+    """A warning for each controller that left the configuration and has applied keys."""
     return [
         f"{Origin(str(config.files[0]) if config.files else 'configuration')}: controller {name}"
-        f" is not configured any more: the {len(keys)} keys that it applied stay as they are"
+        f" is not configured any more; what it applied is left as is ({_count(len(keys), 'key')})"
         for name, keys in applied.items()
         if keys and name not in config.controllers
     ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _print(path: Path, found: CheckReport, *, bad: bool) -> None:
@@ -225,12 +234,12 @@ def _print(path: Path, found: CheckReport, *, bad: bool) -> None:
         print_error(f"{warning} (warning)")
     for note in found.notes:
         print_error(f"{note} (note)")
-    for grade, word in found.grades.items():
-        print_line(f"{grade:<12} {word}")
+    for grade, verdict in found.grades.items():
+        print_line(f"{grade:<12} {verdict}")
     if found.unit is not None and (remedies := found.unit.remedies):
         print_line()
-        what = "What puts the unit right" if found.unit.warnings else "Where you want what is noted"
-        print_line(f"# {what}, for {remedy_shell(found.unit)}:")
+        purpose = "fix the unit" if found.unit.warnings else "follow the notes"
+        print_line(f"# Commands that {purpose}, for {remedy_shell(found.unit)}:")
         for line in shell_commands(remedies):
             print_line(line)
         print_line()

@@ -1,10 +1,21 @@
-"""``reconciled plan [KEY…]``: what would be done, without effects; takes no lock."""
+"""``reconciled plan [KEY…]``: what the daemon would do, without effects; takes no lock.
+
+One line a change, and one for each key that is blocked or cannot be planned:
+
+    ~  would be changed
+    !  has an open operation, which is recovered first, or held
+    ?  unknown, or cannot be planned
+
+Exit codes: 0 no changes · 1 changes · 70 a source, a key or the store cannot be read or planned ·
+78 the configuration is invalid.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-from functools import partial
+from collections.abc import Iterator
+from pathlib import Path
 
 import trio
 
@@ -15,14 +26,17 @@ from reconciled.cli.terminal import (
     print_error,
     print_json,
     print_line,
-    read_applied,
     report_invalid,
     report_problems,
 )
 from reconciled.config.load import find_config, load
 from reconciled.core.errors import Invalid
 from reconciled.core.exit_codes import CHANGES, DONE, INTERNAL
-from reconciled.core.resources import Key
+from reconciled.core.resources import Key, controller_of
+from reconciled.journal.operation_record import OperationRecord
+from reconciled.journal.sqlite.rows import read_open
+from reconciled.journal.sqlite.snapshot import open_snapshot
+from reconciled.journal.sqlite.store import Applied, read_all_applied
 from reconciled.observe.logs import configure
 from reconciled.offline.plan import KeyPlan, plan
 from reconciled.offline.scan import ControllerScan, scan_sources
@@ -32,7 +46,7 @@ from reconciled.runtime.controllers.secrets import redact_credentials
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print what would be done."""
+    """Print the plan; returns the exit code."""
     try:
         path = find_config(arguments.config, os.environ)
         prepared = prepared_whole(load(path, os.environ).config)
@@ -40,26 +54,26 @@ def execute(arguments: argparse.Namespace) -> int:
         return report_invalid(invalid)
     config = prepared.config
     try:
-        applied = read_applied(config.state)
+        applied, operations = _read_store(config.state)
     except (StoreTooNew, StoreUnusable) as error:
         print_error(f"reconciled plan: {error}")
         return INTERNAL
     for line in unconfigured_controllers(config, applied):
         print_error(f"{line} (warning)")
     logs = configure(config.log.format, "error", environment=os.environ)
-
     redact_credentials(logs.redactor)
 
-    async def look() -> tuple[list[ControllerScan], list[KeyPlan]]:
+    async def scan_and_plan() -> tuple[list[ControllerScan], list[KeyPlan]]:
         current_children().redact = logs.redactor.redact
-        surveyed = await scan_sources(prepared, applied)
+        scans = await scan_sources(prepared, applied)
         wanted = [Key(key) for key in arguments.keys]
-        ask = partial(plan, surveyed, wanted, logs.log, config.stop.critical, config.state)
-        return surveyed, await ask()
+        return scans, await plan(
+            scans, wanted, operations, logs.log, config.stop.critical, config.state
+        )
 
-    surveyed, planned = trio.run(look)
+    scans, planned = trio.run(scan_and_plan)
     logs.close()
-    unread = report_problems(prepared, surveyed)
+    unread = report_problems(prepared, scans)
     missing = sorted(set(arguments.keys) - {each.key for each in planned})
     for key in missing:
         print_error(f"{key}: is neither declared nor applied")
@@ -72,24 +86,65 @@ def execute(arguments: argparse.Namespace) -> int:
     return CHANGES if any(each.changes for each in planned) else DONE
 
 
+def _read_store(
+    state: Path,
+) -> tuple[dict[str, dict[Key, Applied]], dict[Key, OperationRecord]]:
+    """What was applied, by controller, and the open operations; empty where there is no store."""
+    with open_snapshot(state) as connection:
+        if connection is None:
+            return {}, {}
+        return (
+            read_all_applied(connection),
+            {record.key: record for record in read_open(connection)},
+        )
+
+
 def _print(planned: list[KeyPlan]) -> None:
-    quiet = 0
     for each in planned:
-        if each.error:
-            print_line(f"? {each.key}: {each.error}")
-        elif each.unknown:
-            print_line(f"? {each.key}: unknown: its reconciler has no plan")
-        for change in each.changes:
-            held = " (held until `reconciled allow`)" if each.held else ""
-            print_line(f"~ {each.key}: {change.action} {change.what}{held}")
-            for line in change.detail.splitlines():
-                print_line(f"    {line}")
-        quiet += not (each.changes or each.error or each.unknown)
+        for line in _lines(each):
+            print_line(line)
+    print_line(_summary(planned))
+
+
+def _lines(each: KeyPlan) -> Iterator[str]:
+    if each.operation is not None:
+        yield f"! {each.key}: {_operation_text(each.operation)}"
+    if each.error:
+        yield f"? {each.key}: cannot be planned: {each.error}"
+    elif each.unknown:
+        yield f"? {each.key}: unknown: its reconciler has no plan()"
+    for change in each.changes:
+        held = f" (held until `reconciled allow {controller_of(each.key)}`)" if each.held else ""
+        yield f"~ {each.key}: {change.action} {change.what}{held}"
+        for line in change.detail.splitlines():
+            yield f"    {line}"
+
+
+def _operation_text(record: OperationRecord) -> str:
+    if record.hold is None:
+        return f"operation {record.name} ({record.id}) is open: it is recovered first"
+    return (
+        f"operation {record.name} ({record.id}) is held: {record.hold.reason};"
+        f" see `reconciled journal show {record.id}`"
+    )
+
+
+def _summary(planned: list[KeyPlan]) -> str:
+    """Each key once; kinds that may be absent are named only where there is one."""
+    failed = sum(bool(each.error) for each in planned)
     changing = sum(bool(each.changes) for each in planned)
-    print_line(f"{changing} to change, {quiet} as desired, of {len(planned)}.")
+    unknown = sum(each.unknown and not each.changes for each in planned)
+    counts = [
+        f"{changing} to change",
+        f"{len(planned) - failed - changing - unknown} as desired",
+        *([f"{unknown} unknown"] if unknown else []),
+        *([f"{failed} cannot be planned"] if failed else []),
+    ]
+    return f"{len(planned)} key{'s' * (len(planned) != 1)}: {', '.join(counts)}."
 
 
 def _as_data(each: KeyPlan) -> dict[str, object]:
+    record = each.operation
     return {
         "key": each.key,
         "changes": [
@@ -99,4 +154,11 @@ def _as_data(each: KeyPlan) -> dict[str, object]:
         "unknown": each.unknown,
         "held": each.held,
         "error": each.error or None,
+        "operation": None
+        if record is None
+        else {
+            "id": record.id,
+            "name": record.name,
+            "hold": None if record.hold is None else record.hold.reason,
+        },
     }

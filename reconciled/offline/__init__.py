@@ -1,1 +1,1 @@
-"""What verbs do without a daemon: read all sources once, and plan."""
+"""Work of verbs without the daemon: scan all sources once, plan, and check secrets."""

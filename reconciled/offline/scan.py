@@ -1,4 +1,4 @@
-"""One look at all sources, for verbs that run beside a daemon: nothing is watched or changed."""
+"""One scan of all sources, for verbs that need no daemon: nothing is watched or changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reconciled.journal.sqlite.store import Applied
 from reconciled.runtime.controllers.factory import watchers_of
 from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig
 
-PATIENCE = 15.0  # seconds for one source
+SCAN_TIMEOUT = 15.0  # seconds for one source
 
 
 @attrs.frozen(eq=False)
@@ -27,18 +27,18 @@ class ControllerScan:
     desired: DesiredState
     applied: Mapping[Key, Applied]
     removed: tuple[Key, ...]
-    unavailable: Mapping[str, str]  # source and reason
+    unavailable: Mapping[str, str]  # reasons, by source
     problems: tuple[Problem, ...]
-    manifests: tuple[Manifest, ...]  # of every kind, for what nobody takes
+    manifests: tuple[Manifest, ...]  # of every kind, those that no controller takes as well
 
     def fingerprint(self, key: Key) -> Fingerprint | None:
-        """Of the spec of *key* that was last done."""
+        """Fingerprint of the spec of *key* that was last applied completely."""
         applied = self.applied.get(key)
         return applied.fingerprint if applied is not None and applied.complete else None
 
     @property
     def held(self) -> tuple[Key, ...]:
-        """Removals that would be held."""
+        """Keys whose removal would be held."""
         held = self.desired.guard.held
         return held.keys if held else ()
 
@@ -49,17 +49,21 @@ async def scan_sources(
     *,
     critical: float | None = None,
 ) -> list[ControllerScan]:
-    """Read every declaring source of every controller once. *applied* by controller.
+    """Read every declaring source of every controller once.
 
-    Manifests that ask for more than *critical* seconds are problems; by default the configured.
+    applied   what was applied, by controller
+    critical  manifests with a longer budget are problems; in seconds, by default stop.critical
+
+    Takes at most SCAN_TIMEOUT seconds a source; one that takes longer is unavailable.
     """
     limit = prepared.config.stop.critical if critical is None else critical
     return [
-        await _one(ready, applied.get(ready.config.name, {}), limit) for ready in prepared.ready
+        await _scan_controller(ready, applied.get(ready.config.name, {}), limit)
+        for ready in prepared.ready
     ]
 
 
-async def _one(
+async def _scan_controller(
     ready: LoadedController, applied: Mapping[Key, Applied], critical: float
 ) -> ControllerScan:
     watchers = [each for each in watchers_of(ready, lambda: critical) if each.declares]
@@ -98,14 +102,14 @@ async def _one(
 
 
 async def _first_report(watcher: Watcher) -> Snapshot | Unavailable:
-    """What *watcher* says first."""
-    said: list[Snapshot | Unavailable] = []
-    with trio.move_on_after(PATIENCE) as scope:
+    """The first report of *watcher*; Unavailable after SCAN_TIMEOUT seconds without one."""
+    reports: list[Snapshot | Unavailable] = []
+    with trio.move_on_after(SCAN_TIMEOUT) as scope:
 
-        def take(report: Report) -> None:
+        def on_report(report: Report) -> None:
             if not isinstance(report, Tick):
-                said.append(report)
-                scope.cancel(reason="it has been read")
+                reports.append(report)
+                scope.cancel(reason="the source has been read")
 
-        await watcher.watch(take)
-    return said[0] if said else Unavailable(f"has not answered for {PATIENCE:g}s")
+        await watcher.watch(on_report)
+    return reports[0] if reports else Unavailable(f"gave no report within {SCAN_TIMEOUT:g}s")

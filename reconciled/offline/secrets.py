@@ -1,4 +1,4 @@
-"""What verbs can say of the secrets that specs and options refer to."""
+"""Secrets that specs and options refer to: which are missing, as far as a verb can see them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from reconciled.offline.scan import ControllerScan
 from reconciled.service.credentials import VARIABLE, secrets_in
 
 
-def visible() -> bool:
-    """Whether credentials can be seen from here: in the unit, or where a person has set them."""
+def credentials_visible() -> bool:
+    """Whether this process has credentials: in the unit, or where a person set the variable."""
     return bool(os.environ.get(VARIABLE))
 
 
-def unresolved(scans: list[ControllerScan]) -> list[str]:
-    """What to say of the secrets that specs and options refer to, as far as it can be seen."""
+def check_secrets(scans: list[ControllerScan]) -> list[str]:
+    """A line for each missing secret of a spec; without credentials one line that names all."""
     named: set[str] = set()
     lines = []
     for each in scans:
@@ -30,10 +30,10 @@ def unresolved(scans: list[ControllerScan]) -> list[str]:
                     secret.reveal_bytes()
                 except SecretUnavailable as error:
                     lines.append(f"{manifest.origin}: {dotted(('spec', *path))}: {error}")
-    if visible():
+    if credentials_visible():
         return lines
     if not named:
         return []
     names = ", ".join(sorted(named))
-    why = f"${VARIABLE} is set for the unit alone"
-    return [f"whether these credentials are there cannot be seen from here: {names}; {why}"]
+    reason = f"${VARIABLE} is set in the unit alone"
+    return [f"these credentials cannot be checked from here: {names}; {reason}"]

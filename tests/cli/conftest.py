@@ -1,4 +1,4 @@
-"""A configuration on disk, and verbs called as the command line calls them."""
+"""Fixtures for tests of verbs: a configuration on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are not packages; here is the one place that makes this one's modules importable.
+# Test directories are not packages: this makes the modules of this one importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from desk import Desk
@@ -17,9 +17,9 @@ from desk import Desk
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Desk:
-    """An empty configuration directory, with nothing of ours in the environment.
+    """An empty configuration directory, without variables of reconciled in the environment.
 
-    There is no service manager, whatever this machine has.
+    There is no service manager, even if this machine has one.
     """
     monkeypatch.setattr("reconciled.service.unit.query._BOOTED", tmp_path / "no-systemd")
     for name in ("RECONCILED_CONFIG", "CONFIGURATION_DIRECTORY", "STATE_DIRECTORY"):

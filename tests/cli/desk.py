@@ -1,4 +1,4 @@
-"""The directory of a configuration, and what a verb says about it."""
+"""A configuration directory, and verbs run against it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class NeedsOptions(NoPlan):
 
 @attrs.frozen
 class Said:
-    """What a verb ended with."""
+    """The exit code and output of a verb."""
 
     code: int
     out: str
@@ -74,13 +74,13 @@ class Said:
 
     @property
     def lines(self) -> list[str]:
-        """Both outputs, errors first."""
+        """Lines of both outputs, standard error first."""
         return [*self.err.splitlines(), *self.out.splitlines()]
 
 
 @attrs.define(eq=False)
 class Desk:
-    """r.yaml, plugins/mine.py, m/ and state."""
+    """A directory with r.yaml, plugins/mine.py, manifests in m/, and state/."""
 
     root: Path
     capfd: pytest.CaptureFixture[str]
@@ -95,14 +95,14 @@ class Desk:
         return self.root / "state"
 
     def write(self, name: str, text: str, mode: int = 0o600) -> Path:
-        """A file below the root."""
+        """Write a file below the root."""
         file = self.root / name
         file.write_text(text)
         file.chmod(mode)
         return file
 
     def configure(self, controllers: str = "", *, head: str = "") -> None:
-        """r.yaml, by default with one controller ``c`` that takes notes from m."""
+        """Write r.yaml, by default with one controller ``c`` that takes Notes from m."""
         one = "  c: {reconciler: 'mine:Noter', watch: [{directory: m}]}\n"
         self.write(
             "r.yaml",
@@ -111,15 +111,15 @@ class Desk:
         )
 
     def declare(self, name: str, kind: str = "Note", **spec: Any) -> None:
-        """A manifest in m."""
+        """Write a manifest in m."""
         data = {"kind": kind, "metadata": {"name": name}, "spec": spec}
         self.write(f"m/{name}.yaml", json.dumps(data))
 
     def apply(self, *names: str, complete: bool = True, **spec: Any) -> None:
-        """Have the store know notes as applied, as an earlier life left them."""
+        """Record Notes as applied in the store, as an earlier daemon leaves them."""
         self.state.mkdir(mode=0o700, exist_ok=True)
 
-        async def remember() -> None:
+        async def record() -> None:
             store = Store.open(self.state)
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
@@ -132,12 +132,12 @@ class Desk:
                         base=str(self.root / "m"),
                         complete=complete,
                     )
-                nursery.cancel_scope.cancel(reason="remembered")
+                nursery.cancel_scope.cancel(reason="recorded")
 
-        trio.run(remember)
+        trio.run(record)
 
     def say(self, *arguments: str) -> Said:
-        """Run a verb; paths of this directory are shown as ``@``."""
+        """Run a verb; the root is shown as ``@`` in its output."""
         self.capfd.readouterr()
         try:
             code = main(["--config", str(self.root / "r.yaml"), *arguments])

@@ -1,4 +1,4 @@
-"""The command line as a person types it: names of later verbs, and output that goes nowhere."""
+"""The command line as an installed program: verbs not built yet, usage errors, a full disk."""
 
 from __future__ import annotations
 
@@ -45,38 +45,38 @@ def config(tmp_path: Path) -> str:
     ],
     ids=" ".join,
 )
-def test_a_verb_that_comes_later_says_so_whatever_its_options(arguments: tuple[str, ...]) -> None:
-    """Options of a verb that is not built yet are no wrong usage: it says that it comes later."""
+def test_a_verb_not_built_yet_accepts_any_options(arguments: tuple[str, ...]) -> None:
+    """A verb that is not built yet reports that, with 69, whatever its options."""
     code, _, errors = reconciled(*arguments)
     assert code == 69
     assert f"reconciled {arguments[0]}: not built yet" in errors
 
 
 def test_unknown_options_of_a_built_verb_are_wrong_usage(config: str) -> None:
-    """What a verb does not take is refused: 2, and 78 for the daemon."""
+    """Unknown options of a verb are wrong usage: exit code 2, and 78 for run."""
     assert reconciled("--config", config, "plan", "--bogus")[0] == 2
     assert reconciled("--config", config, "run", "--bogus")[0] == 78
 
 
-def test_a_unit_that_is_named_has_to_be_there(config: str) -> None:
-    """``check --unit`` of a unit that nobody knows is a problem, with or without a manager."""
+def test_a_named_unit_must_be_loaded(config: str) -> None:
+    """``check --unit`` with an unknown unit is a problem, with or without a service manager."""
     code, _, errors = reconciled("--config", config, "check", "--unit", "no-such-unit")
     assert code == 78
     assert errors.startswith(f"{config}:1:1: --unit no-such-unit: ")
 
 
-def test_what_was_not_looked_at_is_not_called_right(tmp_path: Path) -> None:
-    """A file that is no YAML has no schema that could be ok."""
+def test_a_grade_that_was_not_checked_is_not_ok(tmp_path: Path) -> None:
+    """The schema of a file that is not YAML is reported as not checked."""
     file = tmp_path / "reconciled.yaml"
     file.write_text("state: [\n")
     code, output, _ = reconciled("--config", str(file), "check")
     assert code == 78
-    assert "schema       not looked at" in output
+    assert "schema       not checked" in output
 
 
 @pytest.mark.parametrize("verb", ["check", "plan", "budget"])
 def test_output_that_cannot_be_written_is_one_line(config: str, verb: str) -> None:
-    """A full disk behind standard output is an error of its own, not a traceback or a result."""
+    """A full disk behind standard output is one line of error and 70, not a traceback."""
     with FULL.open("w") as full:
         code, _, errors = reconciled("--config", config, verb, stdout=full.fileno())
     assert code == 70

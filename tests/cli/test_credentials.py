@@ -1,4 +1,4 @@
-"""Secrets as the verbs see them: named from outside of the unit, looked at inside, never shown."""
+"""Secrets and verbs: named outside the unit, checked inside, never printed."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CONTROLLERS = """\
   x: {reconciler: exec, watch: [{directory: m}]}
 """
 OUTSIDE = (
-    "whether these credentials are there cannot be seen from here: login, token;"
-    " $CREDENTIALS_DIRECTORY is set for the unit alone (warning)"
+    "these credentials cannot be checked from here: login, token;"
+    " $CREDENTIALS_DIRECTORY is set in the unit alone (warning)"
 )
 
 
 @pytest.fixture
 def credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of credentials, which nothing knows of yet; and who refers to them."""
+    """A directory of credentials that is not configured yet, and resources that refer to them."""
     desk.write("plugins/secretive.py", PLUGIN, mode=0o644)
     desk.configure(CONTROLLERS)
     token = {"credential": "token"}
@@ -56,17 +56,17 @@ def credentials(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("credentials")
-def test_check_cannot_see_them_from_outside(desk: Desk) -> None:
-    """From a shell, check warns once of all credentials that anything refers to."""
+def test_check_outside_the_unit_warns_once(desk: Desk) -> None:
+    """From a shell, check prints one warning with all credentials that are referred to."""
     said = desk.say("check")
     assert (said.code, said.err.splitlines()) == (0, [OUTSIDE])
     assert desk.say("check", "--strict").code == 78
 
 
-def test_check_inside_of_the_unit_looks_at_them(
+def test_check_inside_the_unit_checks_each_credential(
     desk: Desk, credentials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they can be seen, options without theirs are a problem, and a spec a warning."""
+    """In the unit a missing credential of options is a problem, and one of a spec a warning."""
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
     said = desk.say("check")
     assert said.code == 78
@@ -84,10 +84,11 @@ def test_check_inside_of_the_unit_looks_at_them(
 def test_a_plan_shows_the_reference(
     desk: Desk, credentials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan quotes what check said without the secret; without the secret it is not known."""
+    """A plan quotes what the program check printed, redacted; without the secret it is an error."""
     said = desk.say("plan", "x/b")
     assert said.code == 70
-    assert "? x/b: ProgramFailed: environment has no TOKEN: credential token was not" in said.out
+    reason = "ProgramFailed: environment has no TOKEN: credential token was not"
+    assert f"? x/b: cannot be planned: {reason}" in said.out
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
     said = desk.say("plan", "x/b")
     assert said.out.splitlines()[1].strip() == "it is [redacted]"
@@ -95,7 +96,7 @@ def test_a_plan_shows_the_reference(
 
 @pytest.mark.processes
 def test_a_start_stalls_what_lacks_its_secret(desk: Desk, credentials: Path) -> None:
-    """At a start options without their secret stall their controller; the others run, and hide."""
+    """A controller whose options lack their secret stalls at the start; others run, redacted."""
     code = "import sys; from reconciled.cli import main; sys.exit(main(sys.argv[1:]))"
     ran = subprocess.run(
         [sys.executable, "-c", code, "--config", desk.root / "r.yaml", "run", "--once"],

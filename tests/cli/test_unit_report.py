@@ -69,7 +69,7 @@ def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts
         "@/r.yaml is valid.",
     ]
     unit["reconciled.service"] = attrs.evolve(SHORT, is_user_unit=True)
-    assert "# What puts the unit right, for its user's shell:" in desk.say("check").lines
+    assert "# Commands that fix the unit, for its user's shell:" in desk.say("check").lines
     strict = desk.say("check", "--strict", "--json")
     assert strict.code == 78
     (finding,) = strict.data["unit"]["findings"]
@@ -89,7 +89,7 @@ def test_a_unit_is_named_with_or_without_its_kind(desk: Desk, unit: dict[str, Un
     assert said.err == "@/r.yaml:1:1: --unit nosuch: nosuch.service is not loaded: not-found\n"
     quiet = desk.say("check")
     assert (quiet.code, quiet.err) == (0, "")
-    assert "unit         not looked at: reconciled.service is not loaded: not-found" in quiet.lines
+    assert "unit         not checked: reconciled.service is not loaded: not-found" in quiet.lines
 
 
 def test_check_names_the_directive_in_the_way(desk: Desk, unit: dict[str, UnitFacts]) -> None:
@@ -176,7 +176,7 @@ def test_budget_of_what_was_measured(desk: Desk) -> None:
     trio.run(operate, desk.state)
     said = desk.say("budget")
     assert said.code == 0
-    place = said.lines.index("Measured, of 3 critical operations each key's longest:")
+    place = said.lines.index("Measured, the longest of each key (3 critical operations):")
     assert [line.split() for line in said.lines[place + 1 :]] == [["30s", "c/a"], ["20s", "c/b"]]
     assert desk.say("budget", "--json").data["measured"] == {
         "operations": 3,
@@ -231,4 +231,4 @@ def test_what_is_noted_is_not_called_wrong(desk: Desk, unit: dict[str, UnitFacts
     said = desk.say("check")
     assert "unit         ok, reconciled.service" in said.lines
     assert "the drain lasts at most 4s and continues in the stop that follows" in said.err
-    assert "# Where you want what is noted, for a root shell:" in said.lines
+    assert "# Commands that follow the notes, for a root shell:" in said.lines

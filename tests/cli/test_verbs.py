@@ -1,16 +1,21 @@
-"""What verbs print, and the codes they end with."""
+"""Output and exit codes of check, plan, budget and allow, and of wrong usage."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import trio
 from desk import Desk
 
 from reconciled.core.resources import Key
+from reconciled.journal.operation_journal import OperationJournal
+from reconciled.journal.operation_record import Hold
 from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
+from reconciled.journal.sqlite.store import Store
 from reconciled.journal.state_lock import StateLock
 
 # -- the command line ---------------------------------------------------------------------
@@ -32,7 +37,7 @@ from reconciled.journal.state_lock import StateLock
     ],
 )
 def test_wrong_usage_has_its_code(desk: Desk, arguments: tuple[str, ...], code: int) -> None:
-    """Usage is 2, of the daemon 78 (its unit does not restart on that); help and version are 0."""
+    """Wrong usage is 2, for run 78 (its unit does not restart on that); help and version are 0."""
     said = desk.say(*arguments)
     assert said.code == code
     assert said.out if code == 0 else "error:" in said.err
@@ -40,7 +45,7 @@ def test_wrong_usage_has_its_code(desk: Desk, arguments: tuple[str, ...], code: 
 
 @pytest.mark.parametrize("verb", ["status", "get", "describe", "queue", "tasks"])
 def test_a_verb_that_is_not_built_says_so(desk: Desk, verb: str) -> None:
-    """An accepted verb without effect says that it is not built, with 69, whatever follows it."""
+    """A verb that is not built yet reports that, with 69, whatever its arguments."""
     for arguments in ((verb,), (verb, "c/a", "--json")):
         said = desk.say(*arguments)
         assert said.code == 69
@@ -50,7 +55,7 @@ def test_a_verb_that_is_not_built_says_so(desk: Desk, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["check", "plan", "budget", "allow"])
 def test_a_missing_configuration_is_invalid(desk: Desk, verb: str) -> None:
-    """Every verb that reads the configuration ends with 78 and its place when there is none."""
+    """Every verb that reads the configuration exits with 78 and names the missing file."""
     said = desk.say(verb, *(["c"] if verb == "allow" else []))
     assert said.code == 78
     assert said.lines[0] == "@/r.yaml:1:1: cannot be read: No such file or directory"
@@ -58,7 +63,7 @@ def test_a_missing_configuration_is_invalid(desk: Desk, verb: str) -> None:
 
 @pytest.mark.processes
 def test_run_without_a_configuration_is_invalid(desk: Desk) -> None:
-    """The daemon ends with 78, and its lines name the file; it leaves no state behind."""
+    """Run exits with 78, logs the name of the missing file, and creates no state."""
     code = "import sys; from reconciled.cli import main; sys.exit(main(sys.argv[1:]))"
     program = [sys.executable, "-c", code, "--config", str(desk.root / "r.yaml"), "run"]
     ran = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -72,8 +77,8 @@ def test_run_without_a_configuration_is_invalid(desk: Desk) -> None:
 # -- check ------------------------------------------------------------------------------------
 
 
-def test_check_of_what_is_right(desk: Desk) -> None:
-    """All grades, the number of resources and the stop budget; nothing on standard error."""
+def test_check_of_a_valid_configuration(desk: Desk) -> None:
+    """Check prints all grades, the number of resources and the stop budget, and no errors."""
     desk.configure()
     desk.declare("a", text="x", seconds=20)
     said = desk.say("check")
@@ -83,9 +88,9 @@ def test_check_of_what_is_right(desk: Desk) -> None:
         "schema       ok",
         "plugins      ok",
         "references   ok",
-        "manifests    ok, 1 resources",
+        "manifests    ok, 1 resource",
         "stop budget  5m8s, longest declared 20s",
-        "unit         not looked at: this machine was not booted with systemd",
+        "unit         not checked: this machine was not booted with systemd",
         "@/r.yaml is valid.",
     ]
     assert not desk.state.exists()
@@ -96,7 +101,7 @@ WRONG = {
     "syntax": (
         "state: x\nstop: [\n",
         ["@/r.yaml:3:1: did not find expected node content"],
-        {"syntax": "1 problem", "schema": "not looked at"},
+        {"syntax": "1 problem", "schema": "not checked"},
     ),
     "schema": (
         "state: x\nstop: {drain: 10m}\ncontrolers: {}\n",
@@ -149,8 +154,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("grade", WRONG)
-def test_check_of_what_is_wrong(desk: Desk, grade: str) -> None:
-    """Each problem with its place and what to write instead, all in one go; 78 (C13, C14)."""
+def test_check_of_an_invalid_configuration(desk: Desk, grade: str) -> None:
+    """Check prints each problem with its location and what to write instead; 78 (C13, C14)."""
     text, problems, grades = WRONG[grade]
     desk.write("plugins/broken.py", "1/0", mode=0o644)
     desk.write("r.yaml", text)
@@ -158,18 +163,18 @@ def test_check_of_what_is_wrong(desk: Desk, grade: str) -> None:
     assert said.code == 78
     assert said.err.splitlines() == problems
     assert said.out.endswith("@/r.yaml is not valid.\n")
-    told = desk.say("check", "--json")
-    assert told.code == 78
-    assert told.data["valid"] is False
-    assert grades.items() <= told.data["grades"].items()
-    places = [
-        f"{p['file']}:{p['line']}:{p['column']}: {p['message']}" for p in told.data["problems"]
+    in_json = desk.say("check", "--json")
+    assert in_json.code == 78
+    assert in_json.data["valid"] is False
+    assert grades.items() <= in_json.data["grades"].items()
+    located = [
+        f"{p['file']}:{p['line']}:{p['column']}: {p['message']}" for p in in_json.data["problems"]
     ]
-    assert places == problems
+    assert located == problems
 
 
 def test_check_of_manifests(desk: Desk) -> None:
-    """Faults of manifests, unclaimed kinds and budgets that are too long, each at its place."""
+    """Check locates faults of manifests, kinds without a controller, and budgets too long."""
     desk.configure()
     desk.declare("good")
     desk.write("m/bad.yaml", "kind: [")
@@ -184,14 +189,14 @@ def test_check_of_manifests(desk: Desk) -> None:
             "@/m/long.yaml:1:56: spec: an operation of it may take 10m, longer than stop.critical"
             " (5m): lower the budget, or raise stop.critical"
         ),
-        "@/m/other.yaml:1:1: no controller takes kind Other; there are: Note",
+        "@/m/other.yaml:1:1: no controller takes kind Other: write one of Note",
         "@/m/typo.yaml:1:57: unknown key txt: did you mean text?",
     ]
     assert "manifests    4 problems" in said.lines
 
 
 def test_check_warns(desk: Desk) -> None:
-    """What has no effect, leaves keys behind or would be held is a warning; --strict counts it."""
+    """Settings without effect, keys left behind and removals to be held are warnings."""
     desk.apply(*(f"c/k{number}" for number in range(6)), "gone/a")
     desk.configure(head="http: {listen: '127.0.0.1:9464'}\n")
     desk.declare("x")
@@ -201,7 +206,10 @@ def test_check_warns(desk: Desk) -> None:
     assert len(warnings) == 3
     assert all(line.endswith("(warning)") for line in warnings)
     assert "http serves /livez and /readyz in this version" in warnings[0]
-    assert "controller gone is not configured any more: the 1 keys" in warnings[1]
+    assert (
+        "controller gone is not configured any more; what it applied is left as is (1 key)"
+        in warnings[1]
+    )
     assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[2]
     assert said.lines[-1] == "@/r.yaml is valid."
     strict = desk.say("check", "--strict", "--json")
@@ -209,30 +217,30 @@ def test_check_warns(desk: Desk) -> None:
     assert strict.data["valid"] is False
 
 
-def test_check_tells_what_cannot_be_rolled_back(desk: Desk) -> None:
-    """With interrupted: roll-back, a manifest that nothing can undo is a warning beforehand."""
+def test_check_warns_of_what_cannot_be_rolled_back(desk: Desk) -> None:
+    """A manifest that nothing can undo is a warning under interrupted: roll-back."""
     desk.configure(
         "  c: {reconciler: 'mine:Noter', interrupted: roll-back, watch: [{directory: m}]}\n"
     )
     desk.declare("x")
     (warning,) = desk.say("check").err.splitlines()
-    assert warning.startswith("@/m/x.yaml:1:1: nothing can roll this Note back")
+    assert warning.startswith("@/m/x.yaml:1:1: nothing can undo this Note")
 
 
 # -- plan -----------------------------------------------------------------------------------------
 
 
 def test_plan_without_changes(desk: Desk) -> None:
-    """Nothing declared, or all as desired: 0."""
+    """Plan exits with 0 if nothing is declared, or everything is as desired."""
     desk.configure()
     assert desk.say("plan").code == 0
     desk.declare("a", text="same")
     said = desk.say("plan")
-    assert (said.code, said.lines) == (0, ["0 to change, 1 as desired, of 1."])
+    assert (said.code, said.lines) == (0, ["1 key: 0 to change, 1 as desired."])
 
 
 def test_plan_with_changes(desk: Desk) -> None:
-    """Each change with its detail, by key; 1. --json says the same to programs."""
+    """Plan prints each change with its detail, by key; 1. --json has the same data."""
     desk.configure()
     desk.declare("b", text="x")
     desk.declare("a", text="same")
@@ -242,7 +250,7 @@ def test_plan_with_changes(desk: Desk) -> None:
         "~ c/b: write /etc/note",
         "    - old",
         "    + x",
-        "1 to change, 1 as desired, of 2.",
+        "2 keys: 1 to change, 1 as desired.",
     ]
     data = desk.say("plan", "--json").data
     assert data[1] == {
@@ -251,23 +259,24 @@ def test_plan_with_changes(desk: Desk) -> None:
         "unknown": False,
         "held": False,
         "error": None,
+        "operation": None,
     }
 
 
 def test_plan_of_some_keys(desk: Desk) -> None:
-    """Only the keys that are asked for; one that nobody knows is named, and the code is 70."""
+    """Plan KEY plans the named keys alone; an unknown key is named, and the code is 70."""
     desk.configure()
     desk.declare("a", text="x")
     desk.declare("b", text="y")
     said = desk.say("plan", "c/a")
-    assert (said.code, said.lines[-1]) == (1, "1 to change, 0 as desired, of 1.")
+    assert (said.code, said.lines[-1]) == (1, "1 key: 1 to change, 0 as desired.")
     said = desk.say("plan", "c/a", "c/zz")
     assert said.code == 70
     assert said.err == "c/zz: is neither declared nor applied\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("exits", "SystemExit: 3"),
         ("refuses", "no such user"),
@@ -276,21 +285,21 @@ def test_plan_of_some_keys(desk: Desk) -> None:
         ("acts", "called operation('write'): a plan has no effects"),
     ],
 )
-def test_plan_of_a_fault(desk: Desk, text: str, told: str) -> None:
-    """Whatever plan() does is its key's error, told in its line; the others are planned (C15)."""
+def test_plan_of_a_fault(desk: Desk, text: str, reason: str) -> None:
+    """Any fault of plan() is printed in the line of its key; other keys are planned (C15)."""
     desk.configure()
     desk.declare("a", text=text)
     desk.declare("b", text="x")
     said = desk.say("plan")
     assert said.code == 70
-    assert said.lines[0].startswith("? c/a: ")
-    assert told in said.lines[0]
+    assert said.lines[0].startswith("? c/a: cannot be planned: ")
+    assert reason in said.lines[0]
     assert "~ c/b: write /etc/note" in said.lines
     assert "Traceback" not in said.out + said.err
 
 
 def test_plan_of_a_reconciler_without_plan(desk: Desk) -> None:
-    """It is shown as unknown; what was applied with this spec counts as no change."""
+    """A key without plan() is unknown, and a change only if its spec is not applied yet."""
     desk.configure("  c: {reconciler: 'mine:NoPlan', watch: [{directory: m}]}\n")
     desk.declare("a", text="x")
     desk.declare("b", text="y")
@@ -298,16 +307,16 @@ def test_plan_of_a_reconciler_without_plan(desk: Desk) -> None:
     said = desk.say("plan")
     assert said.code == 1
     assert said.lines == [
-        "? c/a: unknown: its reconciler has no plan",
-        "? c/b: unknown: its reconciler has no plan",
+        "? c/a: unknown: its reconciler has no plan()",
+        "? c/b: unknown: its reconciler has no plan()",
         "~ c/b: reconcile Note",
         "    declared, not applied yet",
-        "1 to change, 0 as desired, of 2.",
+        "2 keys: 1 to change, 0 as desired, 1 unknown.",
     ]
 
 
 def test_plan_of_removals(desk: Desk) -> None:
-    """Applied and not declared any more: to be removed, or held where they are too many."""
+    """Keys applied and not declared any more are removals, which are held if they are too many."""
     desk.configure()
     desk.declare("a", text="same")
     desk.apply("c/a", text="same")
@@ -317,22 +326,55 @@ def test_plan_of_removals(desk: Desk) -> None:
     assert "~ c/b: remove Note" in said.lines
     desk.apply(*(f"c/k{number}" for number in range(6)), text="old")
     said = desk.say("plan")
-    assert "~ c/k0: remove Note (held until `reconciled allow`)" in said.lines
+    assert "~ c/k0: remove Note (held until `reconciled allow c`)" in said.lines
+
+
+async def leave_operations(state: Path) -> None:
+    """Leave c/a with an open operation, and c/b with a held one."""
+    store = Store.open(state)
+    journal = OperationJournal.load(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await journal.begin(Key("c/a"), "write", {})
+        held = await journal.begin(Key("c/b"), "write", {})
+        await journal.hold(held.id, Hold("a step has no result", "decision", "", 1.0))
+        nursery.cancel_scope.cancel(reason="left")
+
+
+def test_plan_marks_open_operations(desk: Desk) -> None:
+    """An open operation is printed with its key, and a held one with its reason."""
+    desk.configure()
+    desk.apply("c/a", "c/b", text="x")
+    for name in "ab":
+        desk.declare(name, text="x")
+    trio.run(leave_operations, desk.state)
+    said = desk.say("plan")
+    (opened, held) = (each["operation"] for each in desk.say("plan", "--json").data)
+    assert said.code == 0
+    assert said.lines == [
+        f"! c/a: operation write ({opened['id']}) is open: it is recovered first",
+        (
+            f"! c/b: operation write ({held['id']}) is held: a step has no result;"
+            f" see `reconciled journal show {held['id']}`"
+        ),
+        "2 keys: 0 to change, 2 as desired.",
+    ]
+    assert (opened["hold"], held["hold"]) == (None, "a step has no result")
 
 
 def test_c10_plan_of_an_unreadable_source(desk: Desk) -> None:
-    """A source that cannot be read removes nothing: 70 with the reason, and no removal (C10)."""
+    """An unreadable source plans no removals: 70, with the reason (C10)."""
     desk.configure()
     desk.apply("c/a", text="x")
     (desk.root / "m").rmdir()
     said = desk.say("plan")
     assert said.code == 70
     assert said.err == "directory @/m cannot be read: @/m is missing\n"
-    assert said.out == "0 to change, 0 as desired, of 0.\n"
+    assert said.out == "0 keys: 0 to change, 0 as desired.\n"
 
 
 def test_plan_of_an_invalid_configuration(desk: Desk) -> None:
-    """A reconciler that is not found is 78, as at the start of the daemon."""
+    """An unknown reconciler is 78, as at the start of the daemon."""
     desk.configure("  c: {reconciler: 'mine:Nooter', watch: [{directory: m}]}\n")
     said = desk.say("plan")
     assert said.code == 78
@@ -340,7 +382,7 @@ def test_plan_of_an_invalid_configuration(desk: Desk) -> None:
 
 
 def test_r7_plan_beside_a_daemon_writes_nothing(desk: Desk) -> None:
-    """With the state locked and the store open, a plan neither waits nor changes a byte (R7)."""
+    """With the state locked by a daemon, a plan neither waits nor changes a byte (R7)."""
     desk.configure()
     desk.declare("a", text="x")
     desk.declare("b", text="y")
@@ -348,14 +390,14 @@ def test_r7_plan_beside_a_daemon_writes_nothing(desk: Desk) -> None:
     lock = StateLock.acquire(desk.state)
     before = desk.tree()
     said = desk.say("plan")
-    assert (said.code, said.lines[-1]) == (1, "1 to change, 1 as desired, of 2.")
+    assert (said.code, said.lines[-1]) == (1, "2 keys: 1 to change, 1 as desired.")
     assert desk.say("check").code == 0
     assert desk.tree() == before
     lock.release()
 
 
 def test_plan_makes_no_state(desk: Desk) -> None:
-    """Where no daemon ever ran, a plan leaves no state directory behind."""
+    """A plan creates no state directory."""
     desk.configure()
     desk.declare("a", text="x")
     assert desk.say("plan").code == 1
@@ -363,7 +405,7 @@ def test_plan_makes_no_state(desk: Desk) -> None:
 
 
 def test_plan_of_a_store_that_cannot_be_read(desk: Desk) -> None:
-    """A damaged store is 70 with a line, not a traceback and not an empty one."""
+    """A damaged store is 70 with one line of error, not a traceback or an empty plan."""
     desk.configure()
     desk.apply("c/a", text="x")
     for file in (desk.state / "store").iterdir():
@@ -378,7 +420,7 @@ def test_plan_of_a_store_that_cannot_be_read(desk: Desk) -> None:
 
 
 def test_budget_that_fits(desk: Desk) -> None:
-    """The stages and their sum, the longest declared ones first; 0."""
+    """Budget prints the stages, their sum and the declared budgets, the longest first; 0."""
     desk.configure(head="stop: {drain: 10s, critical: 2m, cleanup: 4s}\n")
     for number in range(12):
         desk.declare(f"k{number}", seconds=number)
@@ -395,24 +437,24 @@ def test_budget_that_fits(desk: Desk) -> None:
     assert said.lines[4].split()[:2] == ["budget", "2m7s"]
     assert said.lines[8].split() == ["11s", "c/k11"]
     assert said.lines[18] == "  … and 1 more"
-    assert "With these, a stop needs at most 18s." in said.lines
+    assert "With these budgets a stop needs at most 18s." in said.lines
     data = desk.say("budget", "--json").data
     assert (data["drain_s"], data["critical_s"], data["budget_s"]) == (10, 120, 127)
     assert data["declared"][0] == {"key": "c/k11", "budget_s": 11.0}
 
 
 def test_budget_that_does_not_fit(desk: Desk) -> None:
-    """A manifest that asks for more than stop.critical is named, and the code is 1."""
+    """A manifest that declares more than stop.critical is named, and the code is 1."""
     desk.configure()
     desk.declare("long", seconds=600)
     said = desk.say("budget")
     assert said.code == 1
-    assert said.err == "c/long asks for 10m: longer than stop.critical\n"
-    assert "With these, a stop needs at most 5m8s." in said.lines
+    assert said.err == "c/long declares 10m: longer than stop.critical (5m)\n"
+    assert "With these budgets a stop needs at most 5m8s." in said.lines
 
 
 def test_budget_without_declarations(desk: Desk) -> None:
-    """Nothing declared is said as that; an invalid configuration is 78."""
+    """Budget reports that no budget is declared; an invalid configuration is 78."""
     desk.configure()
     said = desk.say("budget")
     assert said.code == 0
@@ -425,7 +467,7 @@ def test_budget_without_declarations(desk: Desk) -> None:
 
 
 def test_allow_when_nothing_is_held(desk: Desk) -> None:
-    """Nothing held, and no such controller: 4, and no file is made."""
+    """Allow exits with 4 if nothing is held or the controller is unknown, and writes no file."""
     desk.configure()
     assert desk.say("allow", "c").lines == ["No removals of c are held."]
     assert desk.say("allow", "c").code == 4
@@ -437,28 +479,30 @@ def test_allow_when_nothing_is_held(desk: Desk) -> None:
     assert not desk.state.exists()
 
 
-def test_allow_permits_exactly_what_is_shown(desk: Desk) -> None:
-    """The permit has the held keys and no others, each is shown, and the code is 0."""
+def test_allow_approves_exactly_what_is_shown(desk: Desk) -> None:
+    """The approval names the held keys and no others; they are printed, and the code is 0."""
     desk.configure()
     (desk.state / "removals").mkdir(parents=True)
     held = PendingApproval("c", tuple(Key(f"c/k{number}") for number in range(25)), 30)
-    write_approval(desk.state, held)  # the daemon's own note has the same form, and one field more
-    permit = desk.state / "removals" / "c.allow"
-    text = permit.read_text().replace("{", '{"owned": 30, ', 1)
-    permit.rename(desk.state / "removals" / "c.held").write_text(text)
+    write_approval(
+        desk.state, held
+    )  # the daemon's own record has the same form, and one field more
+    approval = desk.state / "removals" / "c.allow"
+    text = approval.read_text().replace("{", '{"owned": 30, ', 1)
+    approval.rename(desk.state / "removals" / "c.held").write_text(text)
     assert read_pending(desk.state, "c") == held
     said = desk.say("allow", "c")
     assert said.code == 0
     assert said.lines[0] == "Approved, once: the removal of 25 of 30 keys of c."
     assert said.lines[1:21] == [f"  c/k{number}" for number in range(20)]
     assert said.lines[21] == "  … and 5 more"
-    assert permit.read_text() == '{"keys": [' + ", ".join(f'"{k}"' for k in held.keys) + "]}"
-    assert permit.stat().st_mode & 0o777 == 0o600
+    assert approval.read_text() == '{"keys": [' + ", ".join(f'"{k}"' for k in held.keys) + "]}"
+    assert approval.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"keys": [1], "owned": 1}', '{"keys": ["c/a"]}'])
-def test_allow_of_a_damaged_note(desk: Desk, content: str) -> None:
-    """What the daemon did not write permits nothing: 1 with the file's name, no traceback."""
+def test_allow_of_a_damaged_record(desk: Desk, content: str) -> None:
+    """A damaged record of held removals approves nothing: 1, with the file's name."""
     desk.configure()
     (desk.state / "removals").mkdir(parents=True)
     desk.write("state/removals/c.held", content)

@@ -1,4 +1,4 @@
-"""What a controller makes of its sources: which keys run, which go, and what goes with them."""
+"""Controllers and their sources: which keys run, are removed, held, and forgotten."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -92,10 +92,10 @@ async def test_r11_the_last_of_many_changes_is_applied(
         assert runtime.context.store.fingerprint(key("a")) == thing("a", 9).fingerprint
 
 
-async def test_what_was_applied_in_an_earlier_life_runs_last(
+async def test_keys_applied_before_the_start_run_last(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """At a start keys whose spec is applied already come after those that changed meanwhile."""
+    """At a start, keys whose spec is applied already run after those that changed."""
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         runtime.declare(thing("a"), thing("b"), thing("c"))
         await runtime.wait_all_blocked()
@@ -113,7 +113,7 @@ async def test_what_was_applied_in_an_earlier_life_runs_last(
 async def test_a_tick_wakes_every_key_and_opens_no_backoff(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A timer's tick runs each declared key for its cause, but not one that backs off."""
+    """A timer's tick runs each declared key with its cause, except keys in backoff."""
     script = ScriptedReconciler()
 
     async def failing(_: Any) -> Result:
@@ -130,10 +130,8 @@ async def test_a_tick_wakes_every_key_and_opens_no_backoff(
         assert script.requests[-1].causes == ("every 1m",)
 
 
-async def test_a_kind_that_it_does_not_take_is_left(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """Manifests of another kind are no keys of this controller."""
+async def test_other_kinds_are_ignored(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Manifests of a kind that the controller does not take are not its keys."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(thing("a"), attrs.evolve(thing("b"), kind="Other"))
@@ -147,7 +145,7 @@ async def test_a_kind_that_it_does_not_take_is_left(
 async def test_a_removed_key_is_removed_and_forgotten(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """remove() gets the last spec of a key that a complete snapshot lacks; nothing of it stays."""
+    """remove() gets the last spec of a key that a complete snapshot lacks; its state is freed."""
     script = RemovingReconciler()
 
     async def act(request: Any) -> Result:
@@ -165,7 +163,7 @@ async def test_a_removed_key_is_removed_and_forgotten(
         assert (request.name, request.namespace, request.spec.value) == ("a", "n", 7)
         assert runtime.references("n/a") == []
         assert len(runtime.log_lines("reconcile.removed", key="c/n/a")) == 1
-        # Its neighbour without a namespace is another key: its files stay.
+        # The key without a namespace is another key, and keeps its files.
         assert runtime.references("a") != []
         assert (runtime.context.state / "memory" / "c" / "a").is_dir()
 
@@ -173,7 +171,7 @@ async def test_a_removed_key_is_removed_and_forgotten(
 async def test_without_remove_a_key_is_only_forgotten(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A reconciler that has no remove() loses the key without a run of it."""
+    """Without remove() a removed key is forgotten, and nothing of the reconciler runs."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(thing("a"), thing("b"))
@@ -188,13 +186,13 @@ async def test_without_remove_a_key_is_only_forgotten(
 async def test_c10_nothing_is_removed_unless_every_source_is_complete(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Incomplete, unavailable or silent sources remove nothing, whatever they lack (C10)."""
+    """Nothing is removed while a source is incomplete, unavailable or not read yet (C10)."""
     script = RemovingReconciler()
     sources = [ScriptedSource("source 0"), ScriptedSource("source 1")]
     async with run_one_controller(tmp_path, script, sources=sources) as runtime:
         runtime.declare(thing("a"), thing("b"))
         await runtime.wait_all_blocked()
-        runtime.declare(thing("b"))  # source 1 has said nothing yet
+        runtime.declare(thing("b"))  # source 1 has not reported yet
         await runtime.wait_all_blocked()
         runtime.report(unavailable(), source=1)
         await runtime.wait_all_blocked()
@@ -211,10 +209,10 @@ async def test_c10_nothing_is_removed_unless_every_source_is_complete(
         assert key("b") in runtime.controller.manifests
 
 
-async def test_c08_a_key_of_an_earlier_life_is_removed_with_its_last_spec(
+async def test_c08_a_key_deleted_while_down_is_removed_with_its_last_spec(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A manifest that was deleted while nothing ran is removed by what the store knows (C08)."""
+    """A key whose manifest was deleted while no daemon ran is removed by the store's spec (C08)."""
     async with run_one_controller(tmp_path, RemovingReconciler()) as runtime:
         runtime.declare(thing("a", 5, namespace="n"), thing("b"))
         await runtime.wait_all_blocked()
@@ -238,7 +236,7 @@ async def test_c08_a_key_of_an_earlier_life_is_removed_with_its_last_spec(
 async def test_a_removal_that_fails_is_tried_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A failed removal backs off as a failed run does, and the key is known until it is done."""
+    """A failed removal backs off like a failed run, and its key is known until it succeeds."""
     script = RemovingReconciler()
     turns = 0
 
@@ -265,7 +263,7 @@ async def test_a_removal_that_fails_is_tried_again(
 async def test_a_key_that_returns_during_its_removal_runs_afterwards(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Declared again while it is being removed: the removal ends first, with the old spec."""
+    """A key that is declared again during its removal runs after the removal has ended."""
     order: list[str] = []
     go_on = trio.Event()
     script = RemovingReconciler()
@@ -296,10 +294,10 @@ async def test_a_key_that_returns_during_its_removal_runs_afterwards(
         assert runtime.controller.removing == set()
 
 
-async def test_causes_of_a_key_that_has_gone_are_dropped(
+async def test_causes_of_a_removed_key_are_dropped(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A cause that comes during the removal makes no run after it."""
+    """A cause that arrives during the removal does not lead to a run after it."""
     script = RemovingReconciler()
 
     async def removal(_: Any) -> Result:
@@ -318,10 +316,10 @@ async def test_causes_of_a_key_that_has_gone_are_dropped(
         assert gets == 3
 
 
-async def test_a_running_key_whose_manifest_goes_is_stopped(
+async def test_a_running_key_whose_manifest_is_deleted_is_stopped(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """The smallest stop: the run keeps its drain, is cancelled, and then the key is removed."""
+    """The run has its drain time, is cancelled, and then the key is removed."""
     script = RemovingReconciler()
     script.acts["a"] = hang
     script.acts["b"] = hang
@@ -373,7 +371,7 @@ async def test_the_stop_of_a_key_spares_its_critical_operation(
 async def test_a_run_that_ignores_the_stop_of_its_key_is_named(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A run that outlives its cancellation and cleanup is told with the place where it stands."""
+    """A run that outlives its cancellation and cleanup is logged with its position in the code."""
     script = ScriptedReconciler()
 
     async def deaf(_: Any) -> Result:
@@ -403,10 +401,10 @@ async def held_rig(runtime: OneController) -> None:
     await runtime.wait_all_blocked()
 
 
-async def test_c10_many_removals_are_held_until_they_are_permitted(
+async def test_c10_many_removals_are_held_until_they_are_approved(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """More than the limit at once waits, is told with what to do, and goes on a permit (C10)."""
+    """Removals beyond the limit are held, logged with the command, and run once approved (C10)."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         await held_rig(runtime)
@@ -416,7 +414,7 @@ async def test_c10_many_removals_are_held_until_they_are_permitted(
         assert line["commands"] == "reconciled allow c"
         held = read_pending(runtime.context.state, "c")
         assert held == PendingApproval("c", tuple(key(name) for name in NAMES[1:]), 8)
-        # Ticks, time and an equal snapshot let nothing go.
+        # Ticks, time and an equal snapshot do not release them.
         runtime.report(Tick("every 1m"))
         runtime.declare(thing("k0"))
         await trio.sleep(1000)
@@ -432,8 +430,8 @@ async def test_c10_many_removals_are_held_until_they_are_permitted(
         assert [runtime.references(name) for name in NAMES[1:]] == [[]] * 7
 
 
-async def test_a_permit_is_for_what_was_shown(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Keys that a permit does not name stay held, and those declared again are not removed."""
+async def test_an_approval_is_for_what_was_shown(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Keys that an approval does not name remain held; keys declared again are not removed."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         await held_rig(runtime)
@@ -446,14 +444,16 @@ async def test_a_permit_is_for_what_was_shown(tmp_path: Path, autojump_clock: Mo
         held = read_pending(runtime.context.state, "c")
         assert held is not None
         assert held.keys == tuple(key(name) for name in NAMES[3:])
-        # The permit of k1 is spent: it is held like the others when it goes again.
+        # The approval of k1 is used up: removed again, it is held like the others.
         runtime.declare(thing("k0"))
         await runtime.wait_all_blocked()
         assert len(script.removals) == 1
 
 
-async def test_held_keys_that_return_settle_it(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Declared again, held keys just go on: nothing is removed and nothing is held."""
+async def test_held_keys_that_are_declared_again_are_released(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Held keys that are declared again are neither removed nor held."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         await held_rig(runtime)
@@ -465,17 +465,17 @@ async def test_held_keys_that_return_settle_it(tmp_path: Path, autojump_clock: M
         assert runtime.controller.absent == {}
 
 
-async def test_a_stale_note_of_held_removals_goes(
+async def test_a_stale_record_of_held_removals_is_deleted(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """What an earlier life held and nobody holds any more is not shown to a person for ever."""
+    """The record of removals that an earlier daemon held is deleted once none is held."""
     async with run_one_controller(tmp_path, RemovingReconciler()) as runtime:
         await held_rig(runtime)
     sources = [ScriptedSource("source 0"), ScriptedSource("source 1")]
     async with run_one_controller(tmp_path, RemovingReconciler(), sources=sources) as runtime:
         runtime.declare(*map(thing, NAMES))
         await runtime.wait_all_blocked()
-        # Not all is known yet: it may be held again.
+        # Not all sources were read yet: it may be held again.
         assert read_pending(runtime.context.state, "c") is not None
         runtime.declare(source=1)
         await runtime.wait_all_blocked()
@@ -483,10 +483,10 @@ async def test_a_stale_note_of_held_removals_goes(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"keys": 3}', '{"keys": [[]]}', "\xff\xfe"])
-async def test_a_bad_permit_permits_nothing(
+async def test_a_bad_approval_approves_nothing(
     tmp_path: Path, autojump_clock: MockClock, content: str
 ) -> None:
-    """A permit that is not one of ours is told once and gone, and nothing is removed."""
+    """A malformed approval is logged once and deleted, and nothing is removed."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         await held_rig(runtime)
@@ -516,8 +516,10 @@ async def test_held_removals_wait_also_while_their_report_is_not_written(
         assert read_pending(runtime.context.state, "c") is None
 
 
-async def test_a_symbolic_link_is_no_permit(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """What a permit file leads to is not read."""
+async def test_a_symbolic_link_is_not_an_approval(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The target of a symbolic link in place of an approval is not read."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         await held_rig(runtime)
@@ -536,7 +538,7 @@ async def test_a_symbolic_link_is_no_permit(tmp_path: Path, autojump_clock: Mock
 async def test_a_watcher_that_fails_is_started_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A watcher that raises or returns comes back after growing pauses; others are untouched."""
+    """A watcher that raises or returns is started again with backoff; other watchers go on."""
 
     async def fails(report: Any) -> None:
         report(Snapshot((thing("a"),), complete=True))
@@ -545,11 +547,11 @@ async def test_a_watcher_that_fails_is_started_again(
     async def returns(_: Any) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def lives_long(_: Any) -> None:
+    async def runs_long(_: Any) -> None:
         await trio.sleep(100)
 
     script = RemovingReconciler()
-    bad = ScriptedSource("bad", starts=[fails, returns, fails, lives_long, fails])
+    bad = ScriptedSource("bad", starts=[fails, returns, fails, runs_long, fails])
     good = ScriptedSource("good")
     async with run_one_controller(tmp_path, script, sources=[bad, good]) as runtime:
         runtime.declare(thing("b"), source=1)
@@ -557,21 +559,21 @@ async def test_a_watcher_that_fails_is_started_again(
         state = runtime.controller.desired.states["bad"]
         assert not state.complete
         assert state.reason == "its watcher failed: ZeroDivisionError: in a watcher"
-        # What it declared stays as it was: a failed watcher is not an empty one.
+        # Its keys remain declared: a failed watcher is not an empty one.
         assert key("a") in runtime.controller.manifests
         await trio.sleep(1000)
         pauses = [round(b - a) for a, b in zip(bad.began, bad.began[1:], strict=False)]
-        # 100 s of life, and then the pause begins anew.
+        # It ran for 100 s: the backoff begins anew.
         assert pauses == [1, 2, 4, 101, 2]
         assert len(good.began) == 1
         assert script.removals == []
         assert runtime.log_lines("source.failed")[0]["retry_in_s"] == 1
 
 
-async def test_pauses_of_a_failing_watcher_stay_bounded(
+async def test_the_backoff_of_a_failing_watcher_is_bounded(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """The pause doubles up to a minute and no further."""
+    """The backoff doubles up to one minute."""
 
     async def fails(_: Any) -> None:
         raise OSError("gone")
@@ -584,10 +586,10 @@ async def test_pauses_of_a_failing_watcher_stay_bounded(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
-async def test_c15_a_watcher_ends_no_daemon(
+async def test_c15_a_watcher_cannot_end_the_daemon(
     tmp_path: Path, autojump_clock: MockClock, error: BaseException
 ) -> None:
-    """sys.exit() in a watcher is that watcher's failure (C15)."""
+    """sys.exit() in a watcher is a failure of that watcher (C15)."""
 
     async def fails(_: Any) -> None:
         raise error
@@ -602,7 +604,7 @@ async def test_c15_a_watcher_ends_no_daemon(
 async def test_a_watcher_that_fails_while_it_is_cancelled_ends(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """What a watcher raises beside its cancellation is no crash: its stop goes on as it was."""
+    """An exception beside the cancellation of a watcher is not a crash: the stop goes on."""
 
     async def fails(_: Any) -> None:
         async with trio.open_nursery() as nursery:
@@ -625,8 +627,10 @@ async def test_a_watcher_that_fails_while_it_is_cancelled_ends(
         assert runtime.queue_state("a") == "running"
 
 
-async def test_a_source_is_told_when_it_changes(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Ready once, incomplete and unavailable with their reasons, and the recovery of a fault."""
+async def test_a_source_is_logged_when_it_changes(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A source is logged as ready once, and as incomplete or unavailable with the reason."""
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         runtime.declare(thing("a"))
         runtime.declare(thing("a"), thing("b"))
@@ -646,7 +650,7 @@ async def test_a_source_is_told_when_it_changes(tmp_path: Path, autojump_clock: 
 async def test_nothing_is_taken_from_a_source_after_the_instant(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """From the instant of a stop reports change nothing, before any task knows of the signal."""
+    """From the instant of a stop on, reports are ignored, before any task knows of the signal."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.declare(thing("a"))
@@ -658,13 +662,13 @@ async def test_nothing_is_taken_from_a_source_after_the_instant(
         assert script.ran == ["a"]
 
 
-# -- what wakes itself ---------------------------------------------------------------
+# -- self-triggered runs --------------------------------------------------------------
 
 
 async def test_c11_a_key_that_rewrites_its_own_manifest_keeps_its_backoff(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A failing run that changes its own spec each time is slowed down like any other (C11)."""
+    """A failing run that changes its own spec each time keeps its backoff (C11)."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         value = 0
@@ -678,15 +682,15 @@ async def test_c11_a_key_that_rewrites_its_own_manifest_keeps_its_backoff(
         script.acts["a"] = rewrite
         runtime.declare(thing("a"))
         await trio.sleep(60)
-        # The first few count as somebody's; then 1, 2, 4 … seconds: not sixty thousand runs.
+        # The first few count as a person's; then 1, 2, 4 … seconds: not sixty thousand runs.
         assert 4 <= len(script.requests) < 20
 
 
 @pytest.mark.parametrize("during", [True, False], ids=["during a run", "between two"])
-async def test_a_person_who_edits_a_failing_key_is_heard(
+async def test_a_person_who_edits_a_failing_key_ends_its_backoff(
     tmp_path: Path, autojump_clock: MockClock, *, during: bool
 ) -> None:
-    """A change of the spec ends a backoff at once, be it during a run or between two."""
+    """A change of the spec ends a backoff at once, during a run and between runs."""
     script = ScriptedReconciler()
     running = trio.Event()
 
@@ -714,7 +718,7 @@ async def test_a_person_who_edits_a_failing_key_is_heard(
 async def test_c11_a_key_that_wakes_itself_is_named_and_slowed(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A key that acts each time and comes back at once is told once and rests (C11)."""
+    """A key that acts and is requeued at once each time is logged once and backs off (C11)."""
     script = ScriptedReconciler()
 
     async def busy(request: Any) -> Result:
@@ -737,9 +741,9 @@ async def test_c11_a_key_that_wakes_itself_is_named_and_slowed(
 async def test_c11_a_key_that_asks_for_no_delay_is_slowed(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """after(0), for ever, is a loop too, though no run of it does anything (C11)."""
+    """after(0) in each run is a loop too, although no run acts (C11)."""
     script = ScriptedReconciler()
-    # A virtual clock moves on in an idle loop only: without a bound a failure would hang.
+    # A virtual clock advances only when the loop is idle: without a bound a failure would hang.
     left = 10_000
 
     async def again(_: Any) -> Result:
@@ -760,10 +764,10 @@ async def test_c11_a_key_that_asks_for_no_delay_is_slowed(
 
 
 @pytest.mark.parametrize("ending", ["done", "failed", "terminal", "loop", "echo", "never"])
-async def test_all_state_of_a_key_leaves_with_it(
+async def test_all_state_of_a_removed_key_is_freed(
     tmp_path: Path, autojump_clock: MockClock, ending: str
 ) -> None:
-    """Whatever a key has been through, nothing of it stays after its removal (invariant 14)."""
+    """No state of a key remains after its removal, whatever it did before (invariant 14)."""
     script = RemovingReconciler()
     async with run_one_controller(tmp_path, script, concurrency=2) as runtime:
 
@@ -792,10 +796,10 @@ async def test_all_state_of_a_key_leaves_with_it(
         assert runtime.references("b") != []
 
 
-async def test_a_run_of_a_key_that_nobody_knows_leaves_nothing(
+async def test_a_run_of_an_unknown_key_leaves_no_state(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A key that is neither declared nor owned runs nothing and leaves no status (invariant 14)."""
+    """The run of a key that is neither declared nor owned does nothing (invariant 14)."""
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         runtime.enqueue("ghost")

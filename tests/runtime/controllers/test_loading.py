@@ -1,4 +1,4 @@
-"""From a configuration to controllers: whose fault stalls what."""
+"""Loading of controllers: which faults stall one, and which make the configuration invalid."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prepared(tmp_path: Path, controllers: str) -> PreparedConfig:
 
 
 def test_a_broken_reconciler_stalls_its_controller_alone(tmp_path: Path) -> None:
-    """What fails at import or when it is made stalls its own controller, no more (C15)."""
+    """A reconciler that fails at import or construction stalls its own controller alone (C15)."""
     found = prepared(
         tmp_path,
         "  a: {reconciler: 'mine:Good', watch: [{directory: a}]}\n"
@@ -71,7 +71,7 @@ def test_a_broken_reconciler_stalls_its_controller_alone(tmp_path: Path) -> None
 
 
 def test_a_name_that_is_not_found_is_invalid(tmp_path: Path) -> None:
-    """A reconciler that does not exist is a problem at its place, with what was meant (C13)."""
+    """An unknown reconciler is a problem with its location and a suggestion (C13)."""
     found = prepared(tmp_path, "  a: {reconciler: 'mine:Goood', watch: [{directory: a}]}\n")
     (problem,) = found.problems
     assert str(problem).startswith(f"{tmp_path}/r.yaml:4:")
@@ -81,7 +81,7 @@ def test_a_name_that_is_not_found_is_invalid(tmp_path: Path) -> None:
 
 
 def test_two_controllers_with_one_kind_and_directory_are_invalid(tmp_path: Path) -> None:
-    """Neither of two controllers would own what both take from one place."""
+    """Two controllers that take one kind from one directory are a problem."""
     found = prepared(
         tmp_path,
         "  a: {reconciler: 'mine:Good', watch: [{directory: m}]}\n"
@@ -91,7 +91,7 @@ def test_two_controllers_with_one_kind_and_directory_are_invalid(tmp_path: Path)
 
 
 class Budgeted(ScriptedReconciler):
-    """Asks for as much as its spec says, in several ways."""
+    """budget() returns or raises what the spec says."""
 
     def budget(self, spec: Thing) -> float | None:
         answers: dict[int, Any] = {0: None, 60: 60.0, 61: 61.0, 7: "seven"}
@@ -102,7 +102,7 @@ class Budgeted(ScriptedReconciler):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (0, ""),
         (60, ""),
@@ -112,8 +112,8 @@ class Budgeted(ScriptedReconciler):
         ("x", "spec.value"),
     ],
 )
-def test_a_budget_is_judged_with_its_manifest(value: Any, told: str) -> None:
-    """A budget above stop.critical, or one that cannot be told, harms its manifest alone."""
+def test_a_budget_is_judged_with_its_manifest(value: Any, message: str) -> None:
+    """A budget above stop.critical, or a failing budget(), is a problem of its manifest alone."""
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(spec_reader(ready, lambda: 60.0))
     text = "".join(
@@ -121,12 +121,12 @@ def test_a_budget_is_judged_with_its_manifest(value: Any, told: str) -> None:
         for name, given in (("a", value), ("b", 0))
     )
     manifests, problems = parser.parse(text.encode(), "x.yaml")
-    assert [manifest.name for manifest in manifests] == (["b"] if told else ["a", "b"])
-    assert [told in str(problem) for problem in problems] == [True] * bool(told)
+    assert [manifest.name for manifest in manifests] == (["b"] if message else ["a", "b"])
+    assert [message in str(problem) for problem in problems] == [True] * bool(message)
 
 
 def test_kinds_of_others_are_not_judged() -> None:
-    """A manifest of a kind that this controller does not take is none of its business."""
+    """Manifests of a kind that the controller does not take are not checked."""
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(spec_reader(ready, lambda: 60.0))
     manifests, problems = parser.parse(
@@ -136,7 +136,7 @@ def test_kinds_of_others_are_not_judged() -> None:
 
 
 def test_each_watch_has_its_watcher(tmp_path: Path) -> None:
-    """Directories declare; intervals and cron times only wake."""
+    """Each configured watch makes a watcher; directories declare, timers do not."""
     found = prepared(
         tmp_path,
         "  a: {reconciler: 'mine:Good', watch: [{directory: m}, {every: 10m},"
@@ -151,7 +151,7 @@ def test_each_watch_has_its_watcher(tmp_path: Path) -> None:
 
 
 async def test_a_limit_that_a_reload_changes_counts_at_once() -> None:
-    """The validator asks for stop.critical each time, since a reload may change it."""
+    """The validator reads stop.critical at each call, since a reload may change it."""
     limit = 60.0
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(spec_reader(ready, lambda: limit))

@@ -1,4 +1,4 @@
-"""Credentials in the daemon: what they stall, what they hold, and what they never reach."""
+"""Credentials in the daemon: stalled controllers, held operations, and redaction."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reconciled.config.load import load
 from reconciled.journal.operation_record import Ending, Resolution
 from reconciled.observe.redaction import REDACTED, Redactor
 from reconciled.offline.scan import scan_sources
-from reconciled.offline.secrets import unresolved, visible
+from reconciled.offline.secrets import check_secrets, credentials_visible
 from reconciled.runtime.controllers.loading import PreparedConfig, prepare
 from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
 
@@ -64,7 +64,7 @@ controllers:
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the service manager has put the credential t."""
+    """The directory in which the service manager has put the credential t."""
     directory = tmp_path / "credentials"
     directory.mkdir()
     (directory / "t").write_text("tok-Q7x9\n")
@@ -90,7 +90,7 @@ def prepared(tmp_path: Path) -> PreparedConfig:
 def test_options_without_their_secret_stall_one_controller(
     tmp_path: Path, credentials: Path
 ) -> None:
-    """Options that refer to what was not handed in stall their controller, with the place."""
+    """Options that refer to a missing credential stall their controller, with their location."""
     found = stall_without_secrets(prepared(tmp_path))
     assert [ready.config.name for ready in found.ready] == ["good"]
     (stalled,) = found.stalled
@@ -102,27 +102,27 @@ def test_options_without_their_secret_stall_one_controller(
     assert found.problems == ()
 
 
-async def test_what_check_says_of_secrets(
+async def test_check_of_secrets(
     tmp_path: Path, credentials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the unit each missing one is named where it is wanted; outside one line names all."""
+    """In the unit each missing secret is located; outside, one line names all of them."""
     found = prepared(tmp_path)
-    surveyed = await scan_sources(found, {})
-    assert visible()
-    (line,) = unresolved(surveyed)
+    scans = await scan_sources(found, {})
+    assert credentials_visible()
+    (line,) = check_secrets(scans)
     assert line.startswith(
         f"{tmp_path}/bad/m.yaml:1:1: spec.token: credential absent was not handed in: write"
     )
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
-    assert not visible()
-    (line,) = unresolved(surveyed)
-    told = "whether these credentials are there cannot be seen from here: absent, t;"
-    assert line == f"{told} $CREDENTIALS_DIRECTORY is set for the unit alone"
-    assert unresolved([]) == []
+    assert not credentials_visible()
+    (line,) = check_secrets(scans)
+    names = "these credentials cannot be checked from here: absent, t;"
+    assert line == f"{names} $CREDENTIALS_DIRECTORY is set in the unit alone"
+    assert check_secrets([]) == []
 
 
 def test_credentials_are_hidden_from_the_log(credentials: Path) -> None:
-    """Everything that was handed in is hidden, whoever reads it and however it gets there."""
+    """Every credential is redacted from the log, whichever code reads it."""
     redactor = Redactor()
     redact_credentials(redactor)
     assert redactor.redact("it says tok-Q7x9") == f"it says {REDACTED}"
@@ -139,7 +139,7 @@ class Secretive:
 async def test_a_missing_secret_holds_an_interrupted_operation(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path
 ) -> None:
-    """An operation whose pinned secret is gone is held with that reason, at its first attempt."""
+    """An operation whose pinned secret is missing is held with that reason, at once."""
     script = RecoveringReconciler()
     script.observations = [UNKNOWN]
     identity = await leave_open_operation(tmp_path)
@@ -157,10 +157,10 @@ async def test_a_missing_secret_holds_an_interrupted_operation(
 
 
 @pytest.mark.parametrize("looks", [UNKNOWN, DIFFERENT])
-async def test_what_needs_no_secret_is_settled_without(
+async def test_a_decision_that_runs_nothing_needs_no_secret(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path, looks: object
 ) -> None:
-    """A decision that runs nothing more is carried out, whatever the pinned spec refers to."""
+    """A decision that runs nothing is carried out although the pinned secret is missing."""
     script = RecoveringReconciler()
     script.observations, script.decision = [looks], Complete("its program has said so")
     identity = await leave_open_operation(tmp_path)
@@ -171,10 +171,10 @@ async def test_what_needs_no_secret_is_settled_without(
         assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
-async def test_an_answer_to_wait_does_not_wait_for_a_secret(
+async def test_wait_does_not_wait_for_a_missing_secret(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path
 ) -> None:
-    """A recover() that wants to be asked again is not, while only a restart could help."""
+    """Wait is a hold while the pinned secret is missing, which only a restart can change."""
     script = RecoveringReconciler()
     script.observations, script.decision = [UNKNOWN], Wait(5.0, "no route")
     await leave_open_operation(tmp_path)
@@ -185,10 +185,10 @@ async def test_an_answer_to_wait_does_not_wait_for_a_secret(
         assert "a secret of its pinned spec is missing" in hold_of(runtime).reason
 
 
-async def test_with_the_secret_back_a_person_lets_it_go_on(
+async def test_an_operation_held_for_its_secret_can_be_resolved(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path
 ) -> None:
-    """Held for its secret, an operation goes on by a person's word once the secret is there."""
+    """An operation held for its secret continues by a resolution once the secret is there."""
     script = RecoveringReconciler()
     script.observations, script.acts["a"] = [DIFFERENT], operation_act("one")
     identity = await leave_open_operation(tmp_path)
@@ -210,16 +210,16 @@ async def test_with_the_secret_back_a_person_lets_it_go_on(
 @pytest.mark.parametrize(
     "word", [Hold("it said tok-Q7x9", "tok-Q7x9 was seen"), Complete("it said tok-Q7x9")]
 )
-async def test_no_secret_is_noted_in_the_journal(
+async def test_secrets_are_redacted_in_the_journal(
     tmp_path: Path, autojump_clock: MockClock, credentials: Path, word: Decision
 ) -> None:
-    """What a plugin says about its operation is kept, and a secret in it is not."""
+    """The journal keeps a plugin's reasons with secrets redacted."""
     script = RecoveringReconciler()
     script.decision = word
     identity = await leave_open_operation(tmp_path)
     async with run_restarted(tmp_path, script) as runtime:
         redact_credentials(runtime.context.logs.redactor)
-        # What its programs say is part of such words.
+        # Reasons may quote the output of programs.
         assert runtime.context.children.redact("tok-Q7x9") == REDACTED
         await runtime.wait_all_blocked()
         log = runtime.context.operations.journal
@@ -234,7 +234,7 @@ async def test_no_secret_is_noted_in_the_journal(
 async def test_c13_a_reload_stalls_what_lacks_its_secret(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, credentials: Path
 ) -> None:
-    """At a reload, too, options without their secret stall their controller and no other."""
+    """At a reload too, options without their secret stall their own controller alone."""
     whole_daemon.plugin("secretive", PLUGIN)
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
@@ -248,10 +248,10 @@ async def test_c13_a_reload_stalls_what_lacks_its_secret(
         assert whole_daemon.log_lines("reload.done")[0]["stalled"] == ["b"]
 
 
-async def test_no_secret_stands_in_the_report_of_a_stop(
+async def test_secrets_are_redacted_in_the_stop_report(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, credentials: Path
 ) -> None:
-    """What ended the daemon is reported without the secret that its message has."""
+    """The stop report gives the cause of a crash with secrets redacted."""
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
         redact_credentials(daemon.logs.redactor)
