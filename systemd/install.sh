@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs the daemon as a service of systemd, or takes it away: `make install-service` calls this.
+# Installs the daemon as a systemd service, or removes it; `make install-service` calls this.
 #
-#   install.sh install      again for an upgrade; nothing that an administrator wrote is changed
-#   install.sh uninstall    leaves state, configuration and user, and says where they are
+#   install.sh install      repeat it for an upgrade; files that an administrator wrote are not changed
+#   install.sh uninstall    keeps state, configuration and user, and prints where they are
 #
-# What may be set, with its default:
+# Variables, with their defaults:
 #   PREFIX=/opt/reconciled      a virtual environment of its own, owned by root
-#   BINDIR=/usr/local/bin       where the link to its command goes: a directory that systemd searches
+#   BINDIR=/usr/local/bin       where the link to the command is made: a directory that systemd searches
 #   UNITDIR=/etc/systemd/system SYSUSERSDIR=/etc/sysusers.d TMPFILESDIR=/etc/tmpfiles.d
 #   CATALOGDIR=/usr/local/lib/systemd/catalog   SYSCONFDIR=/etc
 #   PYTHON=/usr/bin/python3     3.11 or later, where the service's user can read it
 #   WHEELS=                     a directory of wheels, for a machine without network
-#   SYSTEMD=                    the version to install for; else the one that is here
-#   DESTDIR=                    for packagers: everything goes below it, and nothing is run
+#   SYSTEMD=                    the systemd version to install for; default: the one of this machine
+#   DESTDIR=                    for packagers: everything is installed below it, and nothing is run
 set -euo pipefail
 umask 022
 cd "$(dirname "$0")/.."
@@ -31,7 +31,7 @@ SYSTEMD=${SYSTEMD:-$(systemctl --version 2>/dev/null | awk 'NR == 1 { print $2 }
 
 UNITS=(reconciled.service reconciled@.service reconciled.socket reconciled.target)
 PLACE=$DESTDIR$PREFIX
-# What marks an environment as ours: nothing else is ever overwritten or removed.
+# This file marks an environment as ours: no other is ever overwritten or removed.
 MARK=$PLACE/installed-by-reconciled
 
 fail() { echo "install-service: $*" >&2; exit 1; }
@@ -59,9 +59,9 @@ check_python() {
     esac
 }
 
-# Everything is fetched before the environment is touched, so that a network that fails leaves the
-# old version as it was. Built from a copy, for the checkout may be read-only. The service's
-# environment has no pip: that of another one, thrown away afterwards, installs into it.
+# All packages are fetched before the environment is changed, so that a network failure leaves the
+# old version intact. The build uses a copy, because the checkout may be read-only. The service's
+# environment has no pip: a temporary environment installs into it.
 install_program() {
     local work fetched version
     version="$(version_of) $PREFIX"
@@ -85,21 +85,21 @@ install_program() {
     "$PYTHON" -m venv --without-pip "$PLACE"
     pip --python "$PLACE/bin/python" install "${fetched[@]}" --require-hashes -r requirements/run.txt
     pip --python "$PLACE/bin/python" install --no-index --no-deps --no-build-isolation "$work/source"
-    if [ -n "$DESTDIR" ]; then      # scripts name their interpreter by its place of today
+    if [ -n "$DESTDIR" ]; then      # scripts contain the path of their interpreter
         sed -i "1s|^#!.*|#!$PREFIX/bin/python3|" "$PLACE/bin/reconciled"
     fi
-    echo "$version" >"$MARK"        # last: an installation that was cut off is made again
+    echo "$version" >"$MARK"        # last, so that an interrupted installation is repeated
 }
 
-# What the program is made of, in one word: the same again is not installed under a running daemon.
+# A digest of the program: the same version is not installed again under a running daemon.
 version_of() {
     { find reconciled -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum
       sha256sum pyproject.toml requirements/run.txt
       "$PYTHON" -c 'import sys; print(sys.version)'; } | sha256sum | cut -d' ' -f1
 }
 
-# A key that systemd does not know is a warning in the log at each reload, so a drop-in with newer
-# keys begins with the version it needs. Again at each install: systemd may have been upgraded.
+# An unknown directive is a warning in the log at each reload, so the name of a drop-in with newer
+# directives begins with the version it needs. Checked at each install, as systemd may be upgraded.
 install_units() {
     local unit file name
     for unit in "${UNITS[@]}"; do put "$unit" "$UNITDIR/$unit"; done
@@ -125,7 +125,7 @@ install_configuration() {
     local target=$DESTDIR$SYSCONFDIR/reconciled/reconciled.yaml
     [ ! -e "$target" ] || return 0
     put reconciled.yaml "$SYSCONFDIR/reconciled/reconciled.yaml"
-    chmod 0640 "$target"    # its group is given by tmpfiles.d
+    chmod 0640 "$target"    # tmpfiles.d sets its group
 }
 
 install_service() {
@@ -140,23 +140,23 @@ install_service() {
     [ -z "$DESTDIR" ] || { echo "Installed below $DESTDIR."; return; }
     systemd-sysusers "$SYSUSERSDIR/reconciled.conf"
     systemd-tmpfiles --create "$TMPFILESDIR/reconciled.conf"
-    # The proof that the service's user can run it.
+    # Checks that the service's user can run it.
     setpriv --reuid=reconciled --regid=reconciled --clear-groups "$BINDIR/reconciled" --version
     ! managed || journalctl --update-catalog
     ! managed || systemctl daemon-reload
-    echo "1. What is to be kept true: $SYSCONFDIR/reconciled/reconciled.yaml and manifests in resources/"
-    echo "2. Is it right?             reconciled check && reconciled plan"
+    echo "1. Declare the state:       $SYSCONFDIR/reconciled/reconciled.yaml and manifests in resources/"
+    echo "2. Check it:                reconciled check && reconciled plan"
     if managed && systemctl --quiet is-active reconciled.service; then
-        echo "3. Take up this version:    systemctl restart reconciled"
+        echo "3. Use this version:        systemctl restart reconciled"
     else
-        echo "3. Start it, now and ever:  systemctl enable --now reconciled"
+        echo "3. Start it, also at boot:  systemctl enable --now reconciled"
     fi
 }
 
 uninstall_service() {
     check uninstall-service
     if managed; then
-        # Waits for what is critical, as every stop does.
+        # Waits for critical operations, like every stop.
         systemctl disable --now reconciled.socket reconciled.target reconciled.service 2>/dev/null || true
         systemctl stop 'reconciled@*.service'
     fi
@@ -172,7 +172,7 @@ uninstall_service() {
     fi
     if [ -e "$MARK" ]; then rm -rf -- "$PLACE"; fi
     ! managed || { systemctl daemon-reload; journalctl --update-catalog; }
-    echo "The service is gone. Left as they were, for whoever installs it again:"
+    echo "The service is removed. These stay:"
     echo "  state          /var/lib/reconciled*, /var/cache/reconciled*, and the user reconciled"
     echo "  configuration  $SYSCONFDIR/reconciled*, drop-ins in $UNITDIR/reconciled*.d"
 }
