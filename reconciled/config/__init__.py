@@ -1,1 +1,1 @@
-"""What people write: configuration and manifests, read strictly, every fault with its place."""
+"""Configuration and manifests: read strictly, every fault with its file, line and column."""

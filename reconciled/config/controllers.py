@@ -1,4 +1,4 @@
-"""One controller of the configuration: as written, checked, with its defaults filled in."""
+"""Reads one controller of the configuration: checked, with its defaults filled in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reconciled.core.durations import Seconds
 from reconciled.core.errors import Invalid
 from reconciled.core.problems import Problem
 
-# A controller's name is the first part of every key, and a word in logs and metrics.
+# A controller's name is the first part of every key, and a field of logs and metrics.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -42,7 +42,7 @@ def read_controller(
     path: Steps = ("controllers", name)
     problems: list[Problem] = []
     if not _NAME.fullmatch(name):
-        message = f"{name!r} is no controller name: use a-z, 0-9 and -, at most 63 characters"
+        message = f"{name!r} is not a controller name: use a-z, 0-9 and -, at most 63 characters"
         problems.append(positions.problem_at_key(path, message))
     entries = data.get("watch") if isinstance(data, dict) else None
     watches, bad = _read_watches(structurer, entries, positions, (*path, "watch"), base)
@@ -74,11 +74,11 @@ def _read_watches(
     path: Steps,
     base: Path,
 ) -> tuple[tuple[Watch, ...], list[Problem]]:
-    """The watches, and what is wrong with them; that *entries* is no list is found elsewhere."""
+    """The watches, and the problems in them. Structuring reports *entries* that are not a list."""
     if not isinstance(entries, list):
         return (), []
     if not entries:
-        message = "is empty, so that nothing would ever be done: add a directory, every or cron"
+        message = "is empty, so the controller would never run: add a directory, every or cron"
         return (), [positions.problem(path, message)]
     watches: list[Watch] = []
     problems: list[Problem] = []

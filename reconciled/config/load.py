@@ -1,11 +1,11 @@
-"""The configuration of a daemon, found, read from all of its files, and checked as a whole.
+"""Loads the configuration of a daemon: reads all of its files and checks them as a whole.
 
-1. All or nothing: load() gives a complete configuration, or all problems of all files at once.
-   Nothing outside changes, so that a failed reload leaves no trace.
-2. Every name is given once: two files that both set ``stop``, or the same controller, are an
-   error that names both. No file overrides another: order decides nothing.
-3. One document a file. Two would raise the question of 2 within one file, and a ``---`` in a
-   configuration is far more often a slip; manifest files, which are lists, take several.
+1. All or nothing: load() returns a complete configuration, or raises all problems of all files.
+   It has no side effects, so that a failed reload changes nothing.
+2. Every name is set once: two files that both set ``stop``, or the same controller, are an error
+   that names both. No file overrides another, and the order of files has no meaning.
+3. One document per file. Two documents would raise the question of 2 within one file, and a
+   ``---`` in a configuration is usually a mistake. Manifest files may hold several documents.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SECTIONS: dict[str, Any] = {
     "plugins": PluginsConfig,
 }
 _KEYS = (*_SECTIONS, "include", "controllers")
-# Names of which this version does not do all that they stand for, and what is missing.
+# Names that this version implements only in part, and what is missing.
 NOT_BUILT: Mapping[str, str] = {
     "http": "serves /livez and /readyz in this version, and no metrics yet",
 }
@@ -64,19 +64,19 @@ NOT_BUILT: Mapping[str, str] = {
 
 @attrs.frozen
 class LoadedConfig:
-    """A valid configuration, and what a person should hear about it all the same."""
+    """A valid configuration, and warnings about it."""
 
     config: Config
     warnings: list[Problem]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> LoadedConfig:
-    """Read the configuration *path* with what it includes; blocks, so call it in a thread.
+    """Read the configuration *path* and the files that it includes.
 
-    Raises Invalid, with every problem found.
+    Blocks: call it in a thread. Raises Invalid with every problem found.
     """
     if not path.is_absolute():
-        # Only the variable gives such a path: one that a person writes starts where he is.
+        # Only the environment variable can: find_config() makes any other path absolute.
         message = f"is {str(path.parent)!r}: write an absolute path, or unset it"
         raise Invalid([Problem(Origin("$CONFIGURATION_DIRECTORY"), message)])
     loading = _Loader(environ)
@@ -91,7 +91,7 @@ def load(path: Path, environ: Mapping[str, str]) -> LoadedConfig:
 
 
 def not_built_lines(config: Config, names: Mapping[str, str] = NOT_BUILT) -> list[str]:
-    """A line for each of *names* that a person wrote: what this version does not do of it."""
+    """A line for each of *names* that is written in *config*: what of it is not implemented."""
     lines = []
     for path, origin in config.origins:
         for pattern, effect in names.items():
@@ -117,11 +117,11 @@ class _Loader:
     problems: list[Problem] = attrs.Factory(list)
     warnings: list[Problem] = attrs.Factory(list)
     files: list[_File] = attrs.Factory(list)
-    has_unread_file: bool = False  # a file could not be used: what is missing may stand there
+    has_unread_file: bool = False  # a missing name may be set in the file that cannot be used
     structurer: Structurer = attrs.Factory(Structurer)
 
     def read(self, path: Path) -> _File | None:
-        """Read one file and note its problems; None where nothing of it can be used."""
+        """Read one file and record its problems; None if nothing of it can be used."""
         document = self._document(path)
         if document is None:
             self.has_unread_file = True
@@ -137,7 +137,7 @@ class _Loader:
                 message = unknown_message("key", key, _KEYS)
                 self.problems.append(document.positions.problem_at_key((key,), message))
             elif key == "include" and self.files:
-                message = "include is taken in the main file only: name the files there"
+                message = "include is valid in the main file only: name the files there"
                 self.problems.append(document.positions.problem_at_key((key,), message))
         self.files.append(file)
         return file
@@ -165,7 +165,7 @@ class _Loader:
         return documents[0] if documents else None
 
     def included(self, main: _File) -> list[Path]:
-        """The files that ``include`` names, each once, in the order of their names."""
+        """The files that ``include`` names: each once, sorted."""
         try:
             patterns = self.structurer.structure(
                 tuple[Path, ...],
@@ -186,7 +186,7 @@ class _Loader:
         return sorted(found - {main.path})
 
     def config(self, path: Path) -> Config | None:
-        """The configuration of all files; None where problems prevent one."""
+        """The configuration from all files; None if a problem prevents one."""
         sections = {name: self._section(name, kind) for name, kind in _SECTIONS.items()}
         controllers = self._controllers()
         state = self._state(path, sections["state"])
@@ -194,7 +194,7 @@ class _Loader:
         if self.problems or state is None:
             return None
         if not controllers:
-            message = "no controllers, so nothing will be done: add one under controllers"
+            message = "no controllers, so the daemon does nothing: add one under controllers"
             self.warnings.append(Problem(Origin(str(path)), message))
         control = sections["control"] or ControlConfig()
         return Config(
@@ -212,7 +212,7 @@ class _Loader:
         )
 
     def _section(self, name: str, kind: Any) -> Any:
-        """The value of the section *name*, from the one file that has it; else None."""
+        """The value of the section *name* from the one file that has it; None if none has it."""
         holders = [file for file in self.files if name in file.data]
         if not holders:
             return None
@@ -299,20 +299,20 @@ class _Loader:
 
 
 def _describe_os_error(error: OSError, mode: str) -> str:
-    """What went wrong; *mode* is what would let the daemon's user in."""
+    """The text of *error*; *mode* is the chmod argument that would give the daemon's user access."""
     if not isinstance(error, PermissionError):
         return str(error.strerror or error)
     return (
-        f"{error.strerror} for the user with the number {os.geteuid()}:"
+        f"{error.strerror} for uid {os.geteuid()}:"
         f" chgrp it to a group of that user, and chmod {mode}"
     )
 
 
 def _unmatched_reason(base: Path, pattern: str) -> str:
-    """Why *pattern* must not stay without a match; empty: it may.
+    """Why it is an error that *pattern* matches nothing; empty: it is not an error.
 
-    A directory that is there and cannot be listed is not an empty one: what controllers it has
-    would be taken for removed.
+    A directory that exists and cannot be listed must not count as empty: the controllers in it
+    would be treated as removed.
     """
     directory = base
     for part in Path(pattern).parts[:-1]:
@@ -324,14 +324,14 @@ def _unmatched_reason(base: Path, pattern: str) -> str:
     except PermissionError as exc:
         return f"{directory} cannot be listed: {_describe_os_error(exc, 'g+rx')}"
     except OSError:
-        pass  # it is not there
+        pass  # it does not exist
     if glob.has_magic(pattern):
         return ""
     return f"{pattern} does not exist: create it, or remove it here"
 
 
 def _resolve_paths(value: Any, base: Path) -> Any:
-    """*value* with its paths absolute: relative ones start at the file they stand in."""
+    """*value* with absolute paths: a relative path starts at the directory of its file."""
     if isinstance(value, Path):
         return absolute(base, value)
     if isinstance(value, ControlConfig) and value.socket is not None:
@@ -342,7 +342,7 @@ def _resolve_paths(value: Any, base: Path) -> Any:
 
 
 def _collect_origins(file: _File) -> list[tuple[Steps, Origin]]:
-    """Every name of *file* down to the third level, which is as deep as ours go."""
+    """Every name of *file* down to the third level, the deepest that a configuration has."""
     paths: list[Steps] = []
     for first, section in file.data.items():
         paths.append((first,))

@@ -1,10 +1,11 @@
-"""Where configuration and state are, found cheaply, and though the configuration may be invalid.
+"""Finds configuration, state directory and control socket, even if the configuration is invalid.
 
-1. The rules are those of ``load``: the same file, the same directory, for whoever has to go on
-   where the daemon cannot, as ``reap`` does after its end.
-2. Nothing is judged here. What cannot be read says nothing; what stands before a mistake counts.
-3. The parser is imported only where a file seems to name what is looked for: most leave that to
-   the service manager, and then it costs more than all the rest.
+1. The rules are those of ``load``, so that commands that run without a valid configuration, such
+   as ``reap`` after the daemon has ended, use the same file and the same directory.
+2. Nothing is validated. A file that cannot be read counts as empty; of a file with a syntax
+   error, the part before the error counts.
+3. The YAML parser is imported only if a file seems to contain the wanted key. Most files leave
+   state and socket to the service manager, and the import would then be most of the cost.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _DEFAULT = Path("/etc/reconciled/reconciled.yaml")
-# Where a service manager makes directories for configurations and for what a start needs.
+# Where a service manager creates configuration directories and runtime directories.
 _ETC, _RUN = Path("/etc"), Path("/run")
 _SOCKET = "control.sock"
-# Where nothing is said of it; a directory that is not there is no fault.
+# Without ``include``. A directory that does not exist is not an error.
 DEFAULT_INCLUDES = ("conf.d/*.yaml",)
-# A key, wherever it stands but in a comment, which "#" begins after white space alone.
+# A key anywhere outside comments; "#" begins a comment only after white space.
 _KEY_PATTERN = rb"^(?:[^#\n]|(?<=\S)#)*\b%s[\"']?\s*:"
 
 
 def find_config(argument: str | None, environ: Mapping[str, str]) -> Path:
-    """Which file is the configuration; it need not exist."""
+    """The path of the configuration; the file need not exist."""
     chosen = argument or environ.get("RECONCILED_CONFIG")
     if chosen:
         return Path(os.path.normpath(Path.cwd() / chosen))
     directory = environ.get("CONFIGURATION_DIRECTORY", "").partition(":")[0]
-    # systemd joins several directories with colons; the first is the one named first.
+    # systemd joins several directories with colons, in the order of the unit.
     return Path(directory) / "reconciled.yaml" if directory else _DEFAULT
 
 
 def find_state(config: Path, environ: Mapping[str, str]) -> Path | None:
-    """The state directory of a daemon that runs with *config*; None where nothing names one.
+    """The state directory of a daemon that runs with *config*; None if nothing names one.
 
-    As for the daemon: what the configuration says comes before $STATE_DIRECTORY. The other way
-    round the programs of a daemon with a state directory of its own would belong to nobody.
+    As in the daemon, the configuration comes before $STATE_DIRECTORY. In the opposite order,
+    ``reap`` would miss the programs of a daemon whose configuration sets ``state``.
     """
     for file in [config, *_included(config)]:
         for written in _top_level(file, "state"):
@@ -49,27 +50,27 @@ def find_state(config: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 def find_socket(config: Path, environ: Mapping[str, str]) -> Path | None:
-    """The control socket of a daemon that runs with *config*; None where nothing names one.
+    """The control socket of a daemon that runs with *config*; None if nothing names one.
 
-    Of the places where it may be, the first at which something is: whoever has just changed
-    ``control.socket`` still gets to the daemon, which says that this takes a restart.
+    The first candidate that exists. So after a change of ``control.socket`` the verbs still
+    reach the running daemon, which reports that the change needs a restart.
     """
     first = None
-    # One by one: where the first is there, nobody has to read on.
+    # One at a time: if the first exists, the rest of the configuration is not read.
     for each in _candidate_sockets(config, environ):
         if _may_exist(each):
             return each
         first = first or each
-    return first  # none is there: this is the one that is missing
+    return first  # none exists: this is the one to report as missing
 
 
 def _may_exist(path: Path) -> bool:
-    """Whether something is at *path*, as far as who asks may know; whoever tries is told."""
+    """Whether *path* exists. Without permission to see it: True, connecting reports the error."""
     try:
         path.stat()
     except PermissionError:
         return True
-    except (OSError, ValueError):  # nothing, a name that is too long, one with a NUL in it
+    except (OSError, ValueError):  # absent, a name that is too long, or one with a NUL
         return False
     return True
 
@@ -83,8 +84,8 @@ def _candidate_sockets(config: Path, environ: Mapping[str, str]) -> Iterator[Pat
     if directory:
         yield Path(directory) / _SOCKET
     elif config.parent.parent == _ETC and config.parent.name.startswith("reconciled"):
-        # A person at a terminal does not have the environment of the service that is meant, but
-        # its manager names all of its directories alike, those of an instance too.
+        # A shell does not have the environment of the service, but the service manager gives all
+        # directories of a unit the same name, also those of an instance.
         yield _RUN / config.parent.name / _SOCKET
     state = find_state(config, environ)
     if state is not None:
@@ -100,7 +101,7 @@ def _included(config: Path) -> list[Path]:
 
 
 def _top_level(file: Path, wanted: str) -> Iterator[str]:
-    """What *file* says of *wanted*: the word, or the words of the list."""
+    """The value of the top-level key *wanted* in *file*: the scalar, or the scalars below it."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -129,4 +130,4 @@ def _words(data: bytes, wanted: str) -> Iterator[str]:
                     yield value
                 key = "" if depth == 1 else key
     except yaml.YAMLError:
-        return  # what came before it has been said
+        return  # what precedes the error was yielded

@@ -1,9 +1,9 @@
-"""Manifests out of the text of a file; one bad document harms only itself.
+"""Parses the manifests of one file; an invalid document affects only itself.
 
-1. What is no manifest is a problem and never nothing: an empty file, a misspelt key and an
-   unknown apiVersion are all told, so that no resource goes missing silently.
-2. A key that two documents of a file declare has neither of them: which one was meant is
-   unknown, and whoever calls keeps the last good one.
+1. A document that is not a manifest is a problem, never ignored: an empty file, a misspelt key
+   and an unknown apiVersion are all reported, so that no resource goes missing silently.
+2. If two documents of a file declare the same key, neither is returned: which one was meant is
+   unknown. The caller keeps the last good one.
 3. The spec is kept as it was written. The caller's *read_spec* makes the object of the plugin's
    class; the manifest carries it, so that validation, budgets, plans and runs share one object.
 """
@@ -39,7 +39,7 @@ _KIND = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 def _is_name(_: Any, attribute: Any, value: str) -> None:
     if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
         message = (
-            f"{value[:_LONGEST_NAME]!r} is no name: use a-z, 0-9, - and ., beginning and ending "
+            f"{value[:_LONGEST_NAME]!r} is not a name: use a-z, 0-9, - and ., beginning and ending "
             "with a letter or digit"
         )
         raise ValueError(message, attribute)
@@ -47,15 +47,13 @@ def _is_name(_: Any, attribute: Any, value: str) -> None:
 
 def _is_namespace(_: Any, attribute: Any, value: str | None) -> None:
     if value is not None and not _NAMESPACE.fullmatch(value):
-        message = (
-            f"{value[:_LONGEST_NAME]!r} is no namespace: use a-z, 0-9 and -, at most 63 characters"
-        )
+        message = f"{value[:_LONGEST_NAME]!r} is not a namespace: use a-z, 0-9 and -, at most 63 characters"
         raise ValueError(message, attribute)
 
 
 def _is_kind(_: Any, attribute: Any, value: str) -> None:
     if not _KIND.fullmatch(value):
-        message = f"{value[:_LONGEST_NAME]!r} is no kind: use letters and digits, as in Exec"
+        message = f"{value[:_LONGEST_NAME]!r} is not a kind: use letters and digits, as in Exec"
         raise ValueError(message, attribute)
 
 
@@ -77,7 +75,7 @@ class _RawManifest:
 
 @attrs.define(eq=False)
 class Parser:
-    """Parses files of manifests. Make one and keep it: it remembers how to read them.
+    """Parses files of manifests. Reuse one instance: it caches how to read each class.
 
     *read_spec* gets the spec of each manifest that is valid as such; a manifest for which it
     raises Invalid is not returned.
@@ -87,9 +85,9 @@ class Parser:
     _structurer: Structurer = attrs.Factory(Structurer)
 
     def parse(self, data: bytes, file: str) -> tuple[list[Manifest], list[Problem]]:
-        """The good manifests of *data*, and what is wrong with the others.
+        """The valid manifests of *data*, and the problems of the others, sorted.
 
-        *file* is for messages. Never raises for the content; blocks for a second at most.
+        *file* is for messages. Raises nothing whatever the content; blocks for a second at most.
         """
         if not data.strip():
             message = "an empty file declares nothing: delete it, or write its manifests again"

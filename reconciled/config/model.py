@@ -1,9 +1,8 @@
 """The configuration as objects: every name that a file may hold, with its default.
 
-The classes are what files are read into, so a field's name, type and default here are the
-documentation's. Durations are seconds, shares 0 to 1, paths absolute once loaded.
-Where something was written takes no part in equality: a reload that only moves lines
-changes nothing.
+Files are structured into these classes, so the name, type and default of a field are the
+documented ones. Durations are in seconds, shares 0 to 1, paths absolute once loaded. Positions
+take no part in equality: a reload that only moves lines changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ InterruptedPolicy = Literal["roll-forward", "roll-back", "hold"]
 
 @attrs.frozen
 class LogConfig:
-    """``log``: auto is journal under systemd, text on a terminal, else json."""
+    """``log``. The format auto means journal under systemd, text on a terminal, else json."""
 
     format: Literal["auto", "text", "json", "journal"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -44,7 +43,7 @@ def _within_critical(limits: Any, attribute: Any, drain: float) -> None:
 
 @attrs.frozen
 class StopConfig:
-    """``stop``, as written; the rest of the program takes its StopLimits."""
+    """``stop``, as written; all other modules use its StopLimits."""
 
     critical: Seconds = attrs.field(default=Seconds(300.0))
     drain: Seconds = attrs.field(default=Seconds(20.0), validator=_within_critical)
@@ -58,14 +57,14 @@ class StopConfig:
 
 @attrs.frozen
 class LimitsConfig:
-    """``limits``: reconciles that run at once, over all controllers."""
+    """``limits``: the number of concurrent reconciles over all controllers."""
 
     concurrency: int = attrs.field(default=16, validator=at_least(1))
 
 
 @attrs.frozen
 class HistoryConfig:
-    """``journal.history``: what is kept of operations that are over."""
+    """``journal.history``: how many ended operations are kept, and for how long."""
 
     operations: int = attrs.field(default=100_000, validator=at_least(0))
     age: Seconds = attrs.field(default=Seconds(90 * _DAY))
@@ -95,13 +94,13 @@ def _is_listen(_: Any, attribute: Any, value: str) -> None:
 
 @attrs.frozen
 class HttpConfig:
-    """``http``: absent, nothing listens."""
+    """``http``. Without it there is no listener."""
 
     listen: str = attrs.field(validator=_is_listen)
 
     @property
     def host(self) -> str:
-        """The address without brackets; empty for all addresses."""
+        """The address without brackets; empty: all addresses."""
         return _split_listen(self.listen)[0]
 
     @property
@@ -112,14 +111,14 @@ class HttpConfig:
 
 @attrs.frozen
 class ControlConfig:
-    """``control``."""
+    """``control``: the socket; None: the default location."""
 
     socket: Path | None = None
 
 
 @attrs.frozen
 class PluginsConfig:
-    """``plugins``: directories of reconcilers that are single files."""
+    """``plugins``: directories with reconcilers that are single files."""
 
     directories: tuple[Path, ...] = ()
 
@@ -133,7 +132,7 @@ def _not_below_initial(delays: Any, attribute: Any, longest: float) -> None:
 
 @attrs.frozen
 class RetryConfig:
-    """``retry``: the first delay after a failure, and the longest."""
+    """``retry``: the first delay after a failure, and the longest, in seconds."""
 
     initial: Seconds = attrs.field(default=Seconds(1.0), validator=positive)
     max: Seconds = attrs.field(default=Seconds(300.0), validator=_not_below_initial)
@@ -141,7 +140,7 @@ class RetryConfig:
 
 @attrs.frozen
 class RemovalsConfig:
-    """``removals``: more than *share* of the keys, and more than *above*, wait for allow."""
+    """``removals``: more than *share* of the keys and more than *above* at once are held."""
 
     share: Share = attrs.field(default=Share(0.5))
     above: int = attrs.field(default=4, validator=at_least(0))
@@ -162,14 +161,14 @@ class ControllerConfig:
     removals: RemovalsConfig
     options: Mapping[str, Any]
     origin: Origin = attrs.field(eq=False)
-    # Where the controller stands, for faults of its reconciler and options.
+    # Where the controller is written, for problems with its reconciler and options.
     positions: Positions = attrs.field(eq=False, repr=False)
     path: Steps = attrs.field(eq=False, repr=False)
 
 
 @attrs.frozen
 class Config:
-    """The whole configuration, complete and checked; nothing in it has to be looked up."""
+    """The whole configuration, checked, with every default filled in."""
 
     state: Path
     controllers: Mapping[str, ControllerConfig]
@@ -181,11 +180,11 @@ class Config:
     http: HttpConfig | None = None
     plugins: PluginsConfig = attrs.Factory(PluginsConfig)
     files: tuple[Path, ...] = attrs.field(default=(), eq=False)
-    # Every name that a person wrote, with its place: warnings speak of these alone.
+    # Every name that is written in a file, with its location: warnings name only these.
     origins: tuple[tuple[Steps, Origin], ...] = attrs.field(default=(), eq=False, repr=False)
 
     def origin_of(self, *path: str) -> Origin:
-        """Where *path* was written; the main file for what was not."""
+        """Where *path* is written; the main file if it is a default."""
         for written, origin in self.origins:
             if written == path:
                 return origin

@@ -12,9 +12,9 @@ from reconciled.core.resources import Origin
 
 
 def check_references(config: Config, kinds: Mapping[str, str]) -> list[Problem]:
-    """Directories from which two controllers would take one kind, which neither would own.
+    """A problem for each directory from which two controllers take the same kind.
 
-    *kinds* gives the kind that each controller takes, for those whose plugin could be loaded.
+    *kinds* maps a controller to the kind that it takes, if its plugin could be loaded.
     """
     problems = []
     takers: dict[tuple[Path, str], tuple[str, Origin]] = {}

@@ -1,7 +1,7 @@
-"""Reading files that decide what runs: whole, bounded, and only if nobody else can write them.
+"""Reads files that decide what runs: whole, bounded, and only if no other user can write them.
 
-Who can write the configuration or a plugin can run programs as the daemon. A symbolic link is
-judged by what it leads to, for mounted configuration consists of links.
+A user who can write the configuration or a plugin can run programs as the daemon. For a symbolic
+link its target is checked, since a mounted configuration consists of links.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def untrusted_reason(path: Path, status: os.stat_result) -> str | None:
-    """Why *path*, whose *status* is given, must not be used; None if it may be."""
+    """Why *path*, which has *status*, must not be used; None: it may be used."""
     if not status.st_mode & _OTHERS:
         return None
-    who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+    who = "all users" if status.st_mode & stat.S_IWOTH else "its group"
     return f"can be written by {who}: chmod go-w {shlex.quote(str(path))}"
 
 
 def read_trusted(path: Path) -> bytes:
     """The content of *path*, cut after MAX_BYTES + 1.
 
-    Raises ValueError where it is not to be trusted or is no regular file, and OSError.
+    Raises ValueError if another user can write it or it is not a regular file, and OSError.
     """
-    # Without blocking: opening a FIFO that nobody writes would wait for ever.
+    # Without blocking: opening a FIFO that has no writer would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        # Asked of the open file, so that it cannot be another one by then.
+        # Of the open descriptor: the path may name another file by then.
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is no regular file")
+            raise ValueError("is not a regular file")
         reason = untrusted_reason(path, status)
         if reason is not None:
             raise ValueError(reason)

@@ -1,4 +1,4 @@
-"""The entries of a controller's ``watch``: what declares its resources, and what wakes it."""
+"""The entries of a controller's ``watch``: directories of manifests, intervals, cron times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reconciled.core.resources import Origin
 
 @attrs.frozen
 class DirectoryWatch:
-    """Manifests in the files of *path*, which is absolute."""
+    """The manifests in the directory *path*, which is absolute."""
 
     path: Path
     origin: Origin = attrs.field(eq=False)
@@ -32,7 +32,7 @@ class DirectoryWatch:
 
 @attrs.frozen
 class EveryWatch:
-    """All keys are due each *interval* seconds, spread over *jitter* (a share) of it."""
+    """All keys are due every *interval* seconds, spread over the share *jitter* of it."""
 
     interval: Seconds
     jitter: Share
@@ -41,7 +41,7 @@ class EveryWatch:
 
 @attrs.frozen
 class CronWatch:
-    """All keys are due when *expression* says so in *zone*; None is the machine's zone."""
+    """All keys are due when *expression* matches in *zone*; None: the time zone of the machine."""
 
     expression: str
     zone: str | None
@@ -105,7 +105,7 @@ _KINDS = ("directory", "every", "cron")
 def read_watch(
     structurer: Structurer, data: Any, positions: Positions, path: Steps, base: Path
 ) -> Watch:
-    """The watch that *data* describes; relative directories start at *base*. Raises Invalid."""
+    """The watch that *data* describes; a relative directory starts at *base*. Raises Invalid."""
     origin = positions.value_origin(path)
     if not isinstance(data, dict):
         message = f"takes one of {', '.join(_KINDS)}, as in every: 10m, got {describe(data)}"
@@ -114,7 +114,7 @@ def read_watch(
     if not kinds:
         raise Invalid([_missing_kind_problem(data, positions, path)])
     if len(kinds) > 1:
-        message = f"{' and '.join(kinds)} in one watch: begin a list entry (-) for each"
+        message = f"{' and '.join(kinds)} in one watch: write one list entry (-) for each"
         raise Invalid([positions.problem_at_key((*path, kinds[1]), message)])
     if "directory" in data:
         directory = structurer.structure(_Directory, data, positions, path)
@@ -131,7 +131,7 @@ def read_watch(
 
 
 def absolute(base: Path, path: Path) -> Path:
-    """*path* from *base*, without ``..``; symbolic links stay, for a mount may replace them."""
+    """*path* from *base*, without ``..``. Symbolic links are kept: a mount may replace them."""
     return Path(os.path.normpath(base / path))
 
 
@@ -139,4 +139,4 @@ def _missing_kind_problem(data: dict[str, Any], positions: Positions, path: Step
     for key in data:
         if key != "zone":
             return positions.problem_at_key((*path, key), unknown_message("watch", key, _KINDS))
-    return positions.problem(path, f"names no source: add one of {', '.join(_KINDS)}")
+    return positions.problem(path, f"names no source: write one of {', '.join(_KINDS)}")

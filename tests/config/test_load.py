@@ -364,7 +364,7 @@ def test_no_controllers_is_valid_and_said(tmp_path: Path) -> None:
     assert loaded(tmp_path, MINIMAL).warnings == []
 
 
-@pytest.mark.parametrize(("mode", "who"), [(0o664, "its group"), (0o646, "everybody")])
+@pytest.mark.parametrize(("mode", "who"), [(0o664, "its group"), (0o646, "all users")])
 def test_refuses_what_others_can_write(tmp_path: Path, mode: int, who: str) -> None:
     """Configuration and plugin directories that others can write are refused, with the cure."""
     path = write(tmp_path / "c.yaml", MINIMAL)

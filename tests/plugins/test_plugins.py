@@ -260,7 +260,7 @@ def test_refuses_what_others_can_write(folder: Path) -> None:
         path.chmod(0o644)
         changed.chmod(mode)
         with pytest.raises(
-            PluginBroken, match=f"can be written by everybody: chmod go-w {changed}$"
+            PluginBroken, match=f"can be written by all users: chmod go-w {changed}$"
         ):
             loading.load(find_reconciler("motd:X", [folder]))
 
