@@ -299,7 +299,7 @@ class _Loader:
 
 
 def _describe_os_error(error: OSError, mode: str) -> str:
-    """The text of *error*; *mode* is the chmod argument that would give the daemon's user access."""
+    """The text of *error*; *mode* is what chmod has to grant for the daemon's user."""
     if not isinstance(error, PermissionError):
         return str(error.strerror or error)
     return (

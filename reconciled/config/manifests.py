@@ -47,7 +47,8 @@ def _is_name(_: Any, attribute: Any, value: str) -> None:
 
 def _is_namespace(_: Any, attribute: Any, value: str | None) -> None:
     if value is not None and not _NAMESPACE.fullmatch(value):
-        message = f"{value[:_LONGEST_NAME]!r} is not a namespace: use a-z, 0-9 and -, at most 63 characters"
+        shown = value[:_LONGEST_NAME]
+        message = f"{shown!r} is not a namespace: use a-z, 0-9 and -, at most 63 characters"
         raise ValueError(message, attribute)
 
 

@@ -26,7 +26,8 @@
     └── StaleAttempt
     plugins
     ├── PluginNotFound
-    └── PluginBroken
+    ├── PluginBroken
+    └── ContractBroken
     sockets, buses and threads
     ├── ListenRefused
     ├── NoDaemon
@@ -231,6 +232,10 @@ class PluginBroken(Exception):
         self.name = name
         self.reason = reason
         self.origin = origin
+
+
+class ContractBroken(Exception):
+    """A plugin class that cannot be used; str() says why, and what to write."""
 
 
 # -- sockets, buses and threads ----------------------------------------------------------------

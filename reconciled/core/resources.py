@@ -1,7 +1,7 @@
-"""What people declare: keys, manifests and where they were read.
+"""Declared resources: keys, manifests, and where they are written.
 
-A *key* is ``controller/name`` or ``controller/namespace/name``. Queues, logs and the
-store hold keys, never events and never manifests.
+A *key* is ``controller/name`` or ``controller/namespace/name``. The queue and the log hold keys,
+never events and never manifests.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def controller_of(key: Key) -> str:
 
 
 def directory_of(key: Key) -> str:
-    """A relative path for what is kept of *key*: one directory below its controller's.
+    """The relative path of the directory for the files of *key*, below that of its controller.
 
-    ``a/b`` and ``a/b/c`` are both keys; "~" is in no name, so that neither lies in the other.
+    ``a/b`` and ``a/b/c`` are both keys. "~" occurs in no name, so neither contains the other.
     """
     controller, _, rest = key.partition("/")
     return f"{controller}/{rest.replace('/', '~')}"
@@ -44,8 +44,8 @@ def directory_of(key: Key) -> str:
 def fingerprint_of(value: object) -> Fingerprint:
     """A content hash: equal for equal plain data, whatever the order of its mappings.
 
-    Only for what JSON can express; raises TypeError otherwise. It is written to the store,
-    so that its value must never change between versions (invariant 15).
+    Raises TypeError for data that JSON cannot express. Fingerprints are stored, so the result
+    must never change between versions (invariant 15).
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return Fingerprint(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32])
@@ -53,7 +53,7 @@ def fingerprint_of(value: object) -> Fingerprint:
 
 @attrs.frozen
 class Origin:
-    """A place in a file, for messages: lines and columns count from 1."""
+    """A location in a file, for messages. Lines and columns count from 1."""
 
     file: str
     line: int = 1
@@ -77,7 +77,7 @@ class Manifest:
     name: str
     spec: Mapping[str, Any]
     origin: Origin
-    # Of kind and spec only: a changed label or a moved file is no reason to act.
+    # Of kind and spec only: a changed label or a moved file needs no run.
     fingerprint: Fingerprint
     namespace: str | None = None
     labels: Mapping[str, str] = NOTHING

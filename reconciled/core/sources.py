@@ -1,4 +1,4 @@
-"""What a watcher reports. "Could not read" is never "nothing is desired" (invariant 11)."""
+"""The reports of watchers. "Could not read" never means "nothing is declared" (invariant 11)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from reconciled.core.resources import Manifest
 
 @attrs.frozen
 class Snapshot:
-    """Everything a source declares now, of any kind.
+    """Everything that a source declares now, of any kind.
 
-    complete is False while a part of the source could not be read or parsed: what is there
-    is applied (the last good documents of a bad file included), and nothing is removed.
+    complete is False while a part of the source cannot be read or parsed: the manifests in it
+    are applied (the last good documents of an invalid file included), and nothing is removed.
     """
 
     manifests: tuple[Manifest, ...]
     complete: bool
     problems: tuple[Problem, ...] = ()
-    # What tells this place from another one mounted or created over it ("dev:inode"); the
-    # host remembers the last one across starts and hands it back to the watcher.
+    # Distinguishes the source from another one mounted or created at its path ("dev:inode"). The
+    # daemon stores the last one, and passes it to the watcher at the next start.
     identity: str = ""
 
 
 @attrs.frozen
 class Unavailable:
-    """The source could not be read at all: the last good state stays."""
+    """The source cannot be read at all: its last good state is kept."""
 
     reason: str
 
@@ -45,7 +45,7 @@ Report = Snapshot | Unavailable | Tick
 
 
 class Watcher(Protocol):
-    """A source of desired state or of wake-ups; watch() is its one task."""
+    """A source of desired state or of wake-ups; watch() is its only task."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Watcher(Protocol):
 
     @property
     def declares(self) -> bool:
-        """Whether it reports Snapshots; a timer does not."""
+        """Whether it reports Snapshots. A timer does not."""
 
     async def watch(self, report: Callable[[Report], None]) -> None:
-        """Report until cancelled. *report* is synchronous and must be called in the loop."""
+        """Report until cancelled. *report* must be called in the event loop; it does not wait."""

@@ -1,1 +1,1 @@
-"""Reconcilers by their names: finding and loading them, and containing their faults."""
+"""Reconcilers by name: finding them, loading them, and containing their faults."""

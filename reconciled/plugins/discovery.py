@@ -1,4 +1,4 @@
-"""Where a reconciler is: a built-in one, an entry point, or a file in a plugin directory."""
+"""Finds a reconciler by name: built in, an entry point, or a file in a plugin directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reconciled.core.errors import PluginNotFound
 GROUP = "reconciled.reconcilers"
 
 
-# Known without a scan of everything that is installed, which would delay every start.
+# Found without a scan of all installed packages, which would delay every start.
 _BUILT_IN = {
     "exec": "reconciled.reconcilers.exec:ExecReconciler",
     "file": "reconciled.reconcilers.file:FileReconciler",
@@ -24,7 +24,7 @@ _BUILT_IN = {
 
 @attrs.frozen
 class PluginLocation:
-    """Where a reconciler is: ``MODULE:CLASS`` of a package, or a class of a single file."""
+    """Where a reconciler is defined: ``MODULE:CLASS`` of a package, or a class of a single file."""
 
     name: str
     target: str
@@ -33,7 +33,7 @@ class PluginLocation:
 
 
 def find_reconciler(name: str, directories: Sequence[Path] = ()) -> PluginLocation:
-    """Where the reconciler *name* is. Raises NotFound; imports nothing.
+    """Where the reconciler *name* is defined. Raises PluginNotFound; imports nothing.
 
     *name* is an entry point, or FILE_STEM:Class for a file in one of *directories*.
     """
@@ -55,8 +55,8 @@ def find_reconciler(name: str, directories: Sequence[Path] = ()) -> PluginLocati
     if any((directory / f"{name}.py").is_file() for directory in directories):
         raise PluginNotFound(f"no reconciler {name}: for its file write {name}:CLASS")
     raise PluginNotFound(
-        f"no reconciler {name}: there are {', '.join(sorted(known))}; "
-        "install the package that has it, or write FILE:CLASS for a file in a plugin directory"
+        f"no reconciler {name}: available: {', '.join(sorted(known))}; "
+        "install its package, or write FILE:CLASS for a file in a plugin directory"
     )
 
 
@@ -64,22 +64,24 @@ def _own_version() -> str:
     try:
         return importlib.metadata.version("reconciled")
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # run from a tree that is not installed
+        return "unknown"  # run from a source tree
 
 
 def _find_file(
     name: str, stem: str, class_name: str, directories: Sequence[Path]
 ) -> PluginLocation:
     if not stem.replace("-", "_").isidentifier() or not class_name.isidentifier():
-        raise PluginNotFound(f"{name} is no reconciler: write FILE:CLASS, the file without .py")
+        raise PluginNotFound(f"{name} is not a reconciler: write FILE:CLASS, the file without .py")
     files = [directory / f"{stem}.py" for directory in directories]
     present = [file for file in files if file.is_file()]
     if len(present) > 1:
-        raise PluginNotFound(f"{name} is in two plugin directories: {present[0]} and {present[1]}")
+        raise PluginNotFound(
+            f"{name} is in two plugin directories, {present[0]} and {present[1]}: remove one"
+        )
     if present:
         return PluginLocation(name, f"{stem}:{class_name}", "file", present[0])
     if not directories:
-        raise PluginNotFound(f"no reconciler {name}: plugins.directories names no directory")
+        raise PluginNotFound(f"no reconciler {name}: set plugins.directories, which is empty")
     stems = {file.stem for directory in directories for file in directory.glob("*.py")}
     close = guess(stem, stems)
     if close is not None:

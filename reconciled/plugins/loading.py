@@ -1,11 +1,12 @@
-"""Reconcilers by their names: finding them, loading them, and keeping their faults to themselves.
+"""Loads reconcilers, and contains the faults of their imports.
 
-1. A name that leads nowhere is NotFound: the configuration is invalid. What is found and cannot
-   be used is Broken: it stalls its own controller and nothing else, whatever its import raised.
-2. A plugin that is a single file is read anew at each load, as a module of its own, so that a
-   reload sees the file of now, and runs that are not over keep the classes they began with.
-   Packages are imported once a process, as Python does; changing one takes a restart.
-3. An import leaves no trace in how signals are handled: a stop would depend on it.
+1. A class that does not exist is PluginNotFound: the configuration is invalid. One that exists
+   and cannot be used is PluginBroken: it stalls its own controller and nothing else, whatever
+   its import raised.
+2. A plugin that is a single file is read at each load and becomes a separate module, so that a
+   reload gets the current file, and unfinished runs keep the classes with which they started.
+   Packages are imported once per process, as Python does; a change of one needs a restart.
+3. Signal handling is the same after an import as before it: a stop depends on it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import inspect
 import sys
 import traceback
 import types
@@ -30,7 +32,7 @@ from reconciled.config.structuring.structurer import Structurer
 from reconciled.config.trusted_files import read_trusted, untrusted_reason
 from reconciled.config.yaml.positions import Location, Positions
 from reconciled.config.yaml.positions import Path as Steps
-from reconciled.core.errors import Invalid, PluginBroken, PluginNotFound
+from reconciled.core.errors import ContractBroken, Invalid, PluginBroken, PluginNotFound
 from reconciled.core.resources import Manifest, Origin
 from reconciled.plugins import contract
 from reconciled.plugins.discovery import PluginLocation
@@ -41,7 +43,7 @@ T = TypeVar("T")
 
 @attrs.frozen(eq=False)
 class Plugin:
-    """A loaded reconciler class, with what it says about itself."""
+    """A loaded reconciler class, with its kind, spec class and options class."""
 
     name: str  # as the configuration names it
     version: str
@@ -54,11 +56,11 @@ class Plugin:
     _structurer: Structurer = attrs.field(factory=Structurer, repr=False)
 
     def spec_of(self, manifest: Manifest) -> Any:
-        """The spec of *manifest* as an object of spec_class.
+        """The spec of *manifest* as an object of spec_class. Raises Invalid, at the manifest.
 
-        It is the one that the manifest carries, else a new one: a manifest out of the store
-        carries none, and one that was parsed before a reload may carry an object of the class
-        that the reload replaced. Raises Invalid, at the manifest.
+        The object that the manifest carries, if it is of this class; else a new one. A manifest
+        from the store carries none, and one that was parsed before a reload may carry an object
+        of the class that the reload replaced.
         """
         if type(manifest.typed_spec) is self.spec_class:
             return manifest.typed_spec
@@ -85,21 +87,21 @@ class Plugin:
 
 
 def load(located: PluginLocation) -> Plugin:
-    """Import the reconciler at *located* and judge its class; blocks.
+    """Import the reconciler at *located* and check its class. Blocks.
 
-    Raises Broken for what is there and cannot be used, and NotFound for a class that is missing.
+    Raises PluginNotFound if the class does not exist, and PluginBroken if it cannot be used.
     """
     return _Loading(located).load()
 
 
 @attrs.frozen
 class _Loading:
-    """The import of one reconciler. Raises Broken, and NotFound for a class that is missing."""
+    """The import of one reconciler; see load()."""
 
     located: PluginLocation
 
     def load(self) -> Plugin:
-        """The plugin; an import leaves no trace in how signals are handled."""
+        """The plugin. Restores signal handling, whatever the import did."""
         before = SignalState.capture()
         try:
             cls, origin = self._import()
@@ -125,14 +127,14 @@ class _Loading:
         try:
             reason = untrusted_reason(path.parent, path.parent.stat())
             if reason is not None:
-                raise ValueError(f"its directory {reason}")  # noqa: TRY301 - one place turns refusals into Broken
+                raise ValueError(f"its directory {reason}")  # noqa: TRY301 - one handler makes refusals PluginBroken
             source = read_trusted(path)
         except (OSError, ValueError) as exc:
             raise PluginBroken(self.located.name, str(exc), Origin(str(path))) from exc
         digest = hashlib.sha256(bytes(path) + b"\0" + source).hexdigest()[:16]
         module = types.ModuleType(f"reconciled_plugin_{path.stem}_{digest}")
         module.__file__ = str(path)
-        # attrs and pickle look a class's module up by its name.
+        # attrs and pickle find a class's module by name in sys.modules.
         previous = sys.modules.get(module.__name__)
         sys.modules[module.__name__] = module
 
@@ -149,21 +151,22 @@ class _Loading:
             raise
 
     def _isolated(self, call: Callable[[], T]) -> T:
-        """The result of *call*, which runs the plugin's code; whatever it raises is Broken."""
+        """The result of *call*, which runs plugin code; what it raises becomes PluginBroken."""
         try:
             return call()
-        except trio.Cancelled:
+        except (trio.Cancelled, ContractBroken):
             raise
         except BaseException as exc:
-            # SystemExit and KeyboardInterrupt too: signals never raise here, so they are its own.
+            # SystemExit and KeyboardInterrupt too: signal handlers never raise them here.
             place = _origin_of(exc, self.located.file)
             raise PluginBroken(self.located.name, _describe_exception(exc), place) from exc
 
     def _described(self, cls: Any, origin: str, warnings: tuple[str, ...]) -> Plugin:
-        def look() -> tuple[str, type, type | None]:
-            return contract.judge(cls)
-
-        kind, spec, options = self._isolated(look)
+        try:
+            kind, spec, options = self._isolated(lambda: contract.check_class(cls))
+        except ContractBroken as exc:
+            line = self._isolated(lambda: _line_of(cls))
+            raise PluginBroken(self.located.name, str(exc), Origin(origin, line)) from exc
         return Plugin(
             self.located.name, self.located.version, origin, cls, kind, spec, options, warnings
         )
@@ -176,20 +179,28 @@ def _no_class_message(name: str, module: types.ModuleType, wanted: str) -> str:
         if isinstance(value, type) and issubclass(value, Reconciler) and value is not Reconciler
     ]
     close = guess(wanted, classes)
-    hint = f"did you mean {close}?" if close else f"it has {', '.join(classes) or 'none'}"
+    hint = f"did you mean {close}?" if close else f"its reconcilers: {', '.join(classes) or 'none'}"
     return f"no reconciler {name}: {module.__file__} has no class {wanted}: {hint}"
 
 
 def _describe_exception(exc: BaseException) -> str:
     if isinstance(exc, SystemExit):
-        return f"its import tried to end the process (sys.exit({exc.code!r}))"
+        return f"its import called sys.exit({exc.code!r})"
     if isinstance(exc, SyntaxError):
         return f"SyntaxError: {exc.msg}"
     return "".join(traceback.format_exception_only(exc)).strip()
 
 
+def _line_of(cls: Any) -> int:
+    """The line at which *cls* is defined; 1 if it is not a class or has no source."""
+    try:
+        return inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError):
+        return 1
+
+
 def _origin_of(exc: BaseException, file: Path | None) -> Origin:
-    """The line to look at: in the plugin's own file, else where it was raised."""
+    """The last line of the plugin's own file in the traceback, else where *exc* was raised."""
     if isinstance(exc, SyntaxError) and exc.filename:
         return Origin(exc.filename, exc.lineno or 1, exc.offset or 1)
     frames = traceback.extract_tb(exc.__traceback__)

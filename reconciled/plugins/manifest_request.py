@@ -1,4 +1,4 @@
-"""What every Request says of the manifest that it is for, be it a run or a plan."""
+"""The part of a Request that comes from its manifest, shared by runs and plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reconciled.core.resources import Fingerprint, Manifest
 
 
 class ManifestRequest:
-    """The manifest's part of a Request. Without state: who inherits it has the manifest."""
+    """Members of a Request that come from ``manifest``, which the subclass defines."""
 
     __slots__ = ()
 
@@ -17,35 +17,35 @@ class ManifestRequest:
 
     @property
     def name(self) -> str:
-        """Of the manifest."""
+        """``metadata.name`` of the manifest."""
         return self.manifest.name
 
     @property
     def namespace(self) -> str | None:
-        """Of the manifest."""
+        """``metadata.namespace`` of the manifest; None if it has none."""
         return self.manifest.namespace
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the manifest."""
+        """``metadata.labels`` of the manifest, a copy."""
         return dict(self.manifest.labels)
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Of the manifest."""
+        """``metadata.annotations`` of the manifest, a copy."""
         return dict(self.manifest.annotations)
 
     @property
     def raw_spec(self) -> dict[str, Any]:
-        """The spec as it was declared."""
+        """The spec as plain data, as it was declared."""
         return dict(self.manifest.spec)
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of the spec."""
+        """The content hash of kind and spec."""
         return self.manifest.fingerprint
 
     @property
     def base(self) -> Path:
-        """Where relative paths of the spec start."""
+        """The directory of the manifest's file, at which relative paths of the spec start."""
         return Path(self.manifest.origin.file).parent

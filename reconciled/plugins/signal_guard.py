@@ -1,8 +1,8 @@
-"""How signals are handled, remembered, so that a plugin's import cannot change it.
+"""Saves signal handling and restores it, so that a plugin's import cannot change it.
 
-Covered are the handlers, the functions of the signal module (patching them is how libraries
-take part), the wakeup descriptor and the mask of this thread. Outside the main thread only
-the functions and the mask can be changed at all.
+Covered: the handlers, the functions of the signal module (libraries patch them), the wakeup
+descriptor, and the signal mask of this thread. Outside the main thread only the functions and
+the mask can be changed at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 
 @attrs.frozen(eq=False)
 class SignalState:
-    """The handling of signals at one instant."""
+    """The state of signal handling at one instant."""
 
     handlers: Mapping[int, Any]
     functions: Mapping[str, Any]
@@ -26,7 +26,7 @@ class SignalState:
 
     @classmethod
     def capture(cls) -> SignalState:
-        """The state of this instant, for this thread."""
+        """The current state, with the mask of this thread."""
         main = threading.current_thread() is threading.main_thread()
         return cls(
             {number: signal.getsignal(number) for number in signal.valid_signals()},
@@ -36,12 +36,12 @@ class SignalState:
         )
 
     def restore(self) -> list[str]:
-        """Undo what has changed since; say what it was."""
+        """Undo all changes since capture(); return a description of each."""
         changes = []
         if self._restore_functions():
             changes.append("it patched the signal module; undone")
         for number, handler in self.handlers.items():
-            # None stands for a handler of C code, which Python cannot set again.
+            # None means a handler that C code installed, which Python cannot restore.
             if signal.getsignal(number) is handler or handler is None:
                 continue
             signal.signal(number, handler)
@@ -63,7 +63,7 @@ class SignalState:
 
 
 def _wakeup() -> int:
-    # It can be read only by replacing it. A signal that comes in between still runs its handler.
+    # It can only be read by replacing it. A signal in between still runs its handler.
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     return descriptor

@@ -1,8 +1,8 @@
-"""Hints that a directory may have changed, from inotify: a reason to list, never a fact.
+"""Hints from inotify that a directory may have changed: a reason to list it, never a fact.
 
-1. The kernel's queue is the only memory of what came: a hint during a listing is still there
-   after it, so nothing is lost between list and watch. An overflow of it is a hint as well.
-2. What waits here can be cancelled at once, and without inotify only the timeouts are left.
+1. The kernel's queue is the only buffer of hints: one that arrives during a listing is still in
+   the queue after it, so none is lost between list and watch. An overflow is a hint as well.
+2. Every wait can be cancelled at once. Without inotify only the timeouts remain.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from asyncinotify import Event, Watch
 
 DEBOUNCE = 0.05  # seconds without a hint that end a burst
-MAX_DEBOUNCE = 0.5  # seconds after which a burst is looked at all the same
+MAX_DEBOUNCE = 0.5  # seconds after which a burst is taken as ended
 # Events read between two checkpoints: a full queue of 16384 must not block the loop.
 _MAX_BATCH = 512
 
 _ENTRIES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 _CONTENTS = Mask.CLOSE_WRITE | Mask.ATTRIB
-# Not MODIFY: a file that is being written is of no use until its writer is through.
+# Not MODIFY: a file that is being written is not usable until its writer closes it.
 _DIRECTORY = _ENTRIES | _CONTENTS | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 
 
 @attrs.define(eq=False)
 class Hints:
-    """The directory *path* and, for its coming and going, its entry in the parent."""
+    """Watches the directory *path*, and its entry in the parent for its creation and removal."""
 
     path: Path
-    fault: str = attrs.field(init=False, default="")  # why changes are not noticed at once
+    fault: str = attrs.field(init=False, default="")  # why there are no hints; empty: there are
     _inotify: Inotify | None = attrs.field(init=False, default=None)
     _watches: dict[Path, Watch] = attrs.field(init=False, factory=dict)
 
@@ -61,10 +61,10 @@ class Hints:
             self._inotify.close()
 
     def subscribe(self) -> None:
-        """Watch what *path* leads to now; before each listing, in its thread (it may block)."""
+        """Watch the directory that *path* names now. Call it before each listing; may block."""
         self.fault = "" if self._inotify is not None else self.fault
         self._watch(self.path, _DIRECTORY)
-        # A parent that is the directory itself (the root) has one watch, and keeps its mask.
+        # The root is its own parent: it has one watch, which keeps its mask.
         if self.path.parent != self.path:
             self._watch(self.path.parent, _ENTRIES | Mask.ONLYDIR)
 
@@ -74,16 +74,16 @@ class Hints:
         try:
             watch = self._inotify.add_watch(path, mask)
         except ValueError:
-            return  # closed: this thread was abandoned, and nobody waits for its listing
+            return  # closed: this thread was abandoned, and its listing is discarded
         except OSError as error:
-            # Missing or forbidden is the listing's to report.
+            # The listing reports a directory that is missing or cannot be read.
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 self._set_fault(error)
             return
         last = self._watches.get(path)
         self._watches[path] = watch
         if last is not None and last is not watch:
-            # Another directory stands there now; the old one may be gone with its watch.
+            # Another directory has this path now; the old one may be deleted with its watch.
             with contextlib.suppress(OSError):
                 self._inotify.rm_watch(last)
 
@@ -94,7 +94,7 @@ class Hints:
         )
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a hint, *seconds* at most; whether one came."""
+        """Wait for a hint, *seconds* at most. True: one came."""
         with trio.move_on_after(seconds):
             if self._inotify is None:
                 await trio.sleep_forever()
@@ -105,13 +105,13 @@ class Hints:
         return False
 
     async def debounce(self) -> None:
-        """Wait until a burst of hints is over, LONGEST_BURST at most."""
+        """Wait until no hint comes for DEBOUNCE seconds, MAX_DEBOUNCE at most."""
         with trio.move_on_after(MAX_DEBOUNCE):
             while await self.wait(DEBOUNCE):
                 pass
 
     async def take_pending(self) -> bool:
-        """Take all hints that are there now; whether there was any. A checkpoint."""
+        """Consume all queued hints. True: one of them was relevant. A checkpoint."""
         relevant = False
         while True:
             await trio.lowlevel.checkpoint()
@@ -123,9 +123,9 @@ class Hints:
 
     def _is_relevant(self, event: Event) -> bool:
         if event.name is None or event.watch is None:
-            return Mask.IGNORED not in event.mask  # of the directory itself, or an overflow
+            return Mask.IGNORED not in event.mask  # about the directory itself, or an overflow
         name = os.fspath(event.name)
         if event.watch is self._watches.get(self.path.parent):
             return name == self.path.name
-        # Any entry may be a part of the way to a manifest, as ..data of a mounted ConfigMap is.
+        # Any entry may be on the path to a manifest, as ..data of a mounted ConfigMap is.
         return is_manifest(name) or bool(event.mask & _ENTRIES)

@@ -1,12 +1,12 @@
 """The watcher of one directory of manifests.
 
-1. Subscribe, then list, and list again when a hint came meanwhile: what is reported as complete
+1. Subscribe, then list, and list again if a hint came meanwhile: what is reported as complete
    is a listing during which nothing changed.
-2. Missing, on another device, or empty in place of another directory is Unavailable, never
-   empty (invariant 11). Nothing of the last good state is forgotten over it.
+2. A directory that is missing, on another device, or empty in place of another directory is
+   Unavailable, never empty (invariant 11). The last good state is kept.
 3. Listing and parsing run in a thread that only reads: a stalled file system blocks neither the
-   loop nor a stop. The thread is left behind, with its one token of this watcher's limiter.
-4. Only changes are reported, and the state at first.
+   loop nor a stop. The thread is abandoned, with its one token of this watcher's limiter.
+4. The first state is reported, then only changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reconciled.watchers.documents import Documents
 from reconciled.watchers.listing import Listing, Parse, ReadFile, read_listing
 
 RELIST = 60.0  # seconds between full listings; symlink targets and mounts give no hints
-SLOW = 10.0  # seconds after which a listing that goes on is reported
+SLOW = 10.0  # seconds after which an unfinished listing is reported
 _BACKOFF_INITIAL = 0.25  # seconds; doubled while the directory is unavailable
 _BACKOFF_MAX = 5.0
 
@@ -40,15 +40,15 @@ _BACKOFF_MAX = 5.0
 class DirectoryWatcher:
     """Reports the manifests of *path*: ``*.yaml`` and ``*.yml``, not hidden, not recursive.
 
-    parse       makes manifests and problems of a file's bytes and its name; runs in a thread
-    remembered  the identity of the last snapshot of an earlier process, or empty
+    parse          gives manifests and problems of a file's bytes and name; runs in a thread
+    last_identity  the identity of the last snapshot of an earlier process, or empty
     """
 
     path: Path
     parse: Parse
     last_identity: str = ""
     _identity: str = attrs.field(init=False)
-    # Of a listing of this process: the number of a device may change from boot to boot.
+    # From a listing of this process: the number of a device may change at a reboot.
     _device: int | None = attrs.field(init=False, default=None)
     _files: Mapping[str, ReadFile] = attrs.field(init=False, factory=dict)
     _documents: Documents = attrs.field(init=False, factory=Documents)
@@ -69,11 +69,11 @@ class DirectoryWatcher:
 
     @property
     def declares(self) -> bool:
-        """A directory declares."""
+        """True: a directory declares resources."""
         return True
 
     async def watch(self, report: Callable[[Report], None]) -> None:
-        """Report until cancelled, which is at once; the first time as soon as it is listed."""
+        """Report until cancelled, first when it is listed. A cancellation takes effect at once."""
         retry = _BACKOFF_INITIAL
         with Hints(self.path) as hints:
             while True:
@@ -89,7 +89,7 @@ class DirectoryWatcher:
                     await hints.debounce()
 
     async def _scan(self, hints: Hints, report: Callable[[Report], None]) -> Report:
-        """List until nothing changed meanwhile, for as long as a burst may last."""
+        """List until nothing changes during a listing, for MAX_DEBOUNCE seconds at most."""
         give_up = trio.current_time() + MAX_DEBOUNCE
         while True:
             await hints.take_pending()
@@ -123,30 +123,30 @@ class DirectoryWatcher:
         return listing
 
     async def _join_documents(self, listing: Listing, *, torn: bool) -> Documents:
-        # In a thread as well: ten thousand documents would block the loop for some 20 ms.
+        # In a thread: ten thousand documents would block the loop for about 20 ms.
         following = partial(self._documents.updated, listing.files, time.time(), torn=torn)
         return await in_thread(following, abandon_on_cancel=True, limiter=self._limiter)
 
     async def _report_slowness(self, report: Callable[[Report], None]) -> None:
         await trio.sleep(SLOW)
-        reason = f"listing {self.path} has taken {format_duration(SLOW)}, and goes on"
+        reason = f"listing {self.path} has taken {format_duration(SLOW)} and is not finished"
         self._publish(Unavailable(reason), report)
 
     def _list(self, hints: Hints) -> Listing | Unavailable:
-        """In the thread: what is there now. Changes nothing, so that it may be abandoned."""
+        """List, in the thread. Changes no state of the watcher, so that it may be abandoned."""
         try:
             hints.subscribe()
             listing = read_listing(self.path, self._files, self.parse, self._device)
         except DeviceChanged as error:
             return Unavailable(
-                f"{self.path} {error}: a mount came or went; restart to accept what is there now"
+                f"{self.path} {error}: it was mounted or unmounted; restart the daemon to accept it"
             )
         except OSError as error:
             return Unavailable(_describe_os_error(self.path, error))
         if not listing.files and self._identity not in ("", listing.identity):
             return Unavailable(
-                f"{self.path} is empty, and not the directory it was: put a file into it that"
-                " has only a comment if nothing is declared any more"
+                f"{self.path} is empty and is not the directory it was: if nothing is declared any"
+                " more, write a file with only a comment into it"
             )
         return listing
 

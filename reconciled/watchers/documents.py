@@ -1,11 +1,11 @@
 """What a directory declares: the last good documents of its files, joined.
 
-1. The documents of a file with problems join its last good ones: a typo deletes nothing.
-2. Two documents with one key are both named, and the last good one stays.
-3. A file that was written just now and lost documents may be half-written: they stay until it
-   has been left alone for a moment.
+1. The documents of a file with problems are added to its last good ones: a typo removes nothing.
+2. If two documents have the same key, both are reported, and the last good one is kept.
+3. A file that was written just now and lost documents may be half-written: the lost documents
+   are kept until the file has not been written for STABLE_AFTER seconds.
 
-A value: following() answers a new one, so that an abandoned thread leaves no trace.
+Documents is a value: updated() returns a new one, so that an abandoned thread changes nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from reconciled.core.problems import Problem
 from reconciled.core.resources import Manifest
 from reconciled.watchers.listing import ReadFile
 
-# Seconds without a write after which a file that lost documents is taken at its word. Less than
-# a burst may last, so that an edit is reported once.
+# Seconds without a write after which a file that lost documents counts as complete. Less than
+# MAX_DEBOUNCE, so that an edit is reported once.
 STABLE_AFTER = 0.3
 
 DocumentId = tuple[str, str | None, str]
@@ -27,25 +27,25 @@ DocumentId = tuple[str, str | None, str]
 
 @attrs.frozen(eq=False)
 class Documents:
-    """The documents of a directory as they are to be reported."""
+    """The documents of a directory, as they are reported."""
 
     good: Mapping[DocumentId, Manifest] = attrs.field(factory=dict)
     problems: tuple[Problem, ...] = ()
-    unstable: bool = False  # a file lost documents, and may be half-written
+    unstable: bool = False  # a file lost documents and may be half-written
     torn: bool = False  # something changed during the listing
     _files: Mapping[str, ReadFile] = attrs.field(factory=dict)
     _by_file: Mapping[str, tuple[Manifest, ...]] = attrs.field(factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether what is missing here is known to be gone."""
+        """Whether every document that is missing here is known to be removed."""
         return not (self.problems or self.unstable or self.torn)
 
     def updated(self, files: Mapping[str, ReadFile], now: float, *, torn: bool) -> Documents:
         """The documents after *files* were read at *now* (seconds since the epoch).
 
-        Of a torn listing a missing file is not known to be gone: its last good documents are
-        not reported, but remembered.
+        In a torn listing a missing file is not known to be removed: its last good documents are
+        not reported, but kept for the next listing.
         """
         if not (torn or self.torn or self.unstable) and _is_unchanged(files, self._files):
             return self
@@ -86,7 +86,7 @@ class Documents:
 
 
 def document_id(manifest: Manifest) -> DocumentId:
-    """What must be unique in a directory; a controller makes a key of it."""
+    """What identifies a document within a directory; a controller derives the key from it."""
     return (manifest.kind, manifest.namespace, manifest.name)
 
 
@@ -109,7 +109,7 @@ def _duplicate_problems(manifests: list[Manifest]) -> list[Problem]:
             Problem(
                 manifest.origin,
                 f"{manifest.kind} {manifest.name!r} is declared at {others} too:"
-                " keep one of them; until then the last good one stays",
+                " remove one; until then the last good one is kept",
             )
         )
     return problems

@@ -1,9 +1,10 @@
-"""One complete read of a directory of manifests: blocking, for a thread.
+"""One complete read of a directory of manifests. It blocks, and runs in a thread.
 
-1. The listing is the truth; what has not changed since the last one is not read again.
-2. Nothing here can hang on what a person can put into a directory: no FIFO is waited for, no
-   device opened, no endless file read. A stalled file system can; that is why it is a thread's.
-3. A file is known by its status only once that is old enough for any later write to show in it.
+1. The listing is authoritative. A file that has not changed since the last one is not read again.
+2. No directory entry can block it: it waits for no FIFO, opens no device, reads no endless file.
+   A stalled file system can, which is why it runs in a thread.
+3. A file counts as unchanged by its status only if that is old enough for any later write to
+   change it.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from reconciled.core.resources import Manifest, Origin
 Parse = Callable[[bytes, str], tuple[list[Manifest], list[Problem]]]
 Signature = tuple[int, int, int, int, int]
 
-MAX_FILE_BYTES = 1 << 20  # bytes; what the field's objects hold at most, and a parser takes well
-# Times of files have the grain of the kernel's tick, or whole seconds on old file systems: a
-# second write within it leaves no trace in them.
+MAX_FILE_BYTES = 1 << 20  # as objects of the Kubernetes API; parsed in well under a second
+# The times of a file have the granularity of the kernel's tick, or of seconds on old file
+# systems: a second write within it does not change them.
 _TIMESTAMP_GRANULARITY_NS = 2_000_000_000
-# ioctl_iflags(2), FS_IOC_GETVERSION: ext4 gives the number of a removed directory to the next
-# one at once; the generation tells them apart.
+# ioctl_iflags(2), FS_IOC_GETVERSION: ext4 reuses the inode number of a removed directory at
+# once; the generation distinguishes the two.
 _GET_GENERATION = 0x80087601
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class _FileRefused(Exception):
-    """A file that is not read, for the reason given."""
+    """A file that is not read; str() is the reason."""
 
 
 @attrs.frozen(eq=False)
 class ReadFile:
-    """What one file said when it was last read."""
+    """What one file declared when it was last read."""
 
-    signature: Signature | None  # None: cannot be relied on, read it at each listing
+    signature: Signature | None  # None: not reliable, so it is read at each listing
     digest: bytes
     modified: float  # seconds since the epoch
     manifests: tuple[Manifest, ...] = ()
@@ -58,11 +59,11 @@ class Listing:
     files: Mapping[str, ReadFile]
     identity: str  # "device:inode", with ":generation" where the file system has one
     device: int
-    torn: bool  # a file went while it was listed: another name of it may be missing
+    torn: bool  # a file vanished during the listing: its new name may be missing
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file of this name is read: hidden ones and editors' droppings are not."""
+    """Whether a file of this name is read: hidden files and backups of editors are not."""
     return name.endswith((".yaml", ".yml")) and not name.startswith(".")
 
 
@@ -71,7 +72,7 @@ def read_listing(
 ) -> Listing:
     """List *path* now, reading what differs from *known*.
 
-    Raises OSError if it cannot be listed, OtherDevice if it is not on *device* (when given).
+    Raises OSError if it cannot be listed, and DeviceChanged if it is not on *device*.
     Blocks as long as the file system does.
     """
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -109,7 +110,7 @@ class _Reader:
     torn: bool = attrs.field(init=False, default=False)
 
     def scan_entry(self, entry: os.DirEntry[str]) -> None:
-        """Take over what is known of *entry*, or read it."""
+        """Reuse what is known of *entry*, or read it."""
         name = entry.name
         try:
             status = entry.stat()
@@ -122,7 +123,9 @@ class _Reader:
             if not entry.is_symlink():
                 self.torn = True
                 return
-            self._add_fault(name, f"cannot be read: its link leads nowhere ({error.strerror})")
+            self._add_fault(
+                name, f"cannot be read: its symbolic link has no target ({error.strerror})"
+            )
         except OSError as error:
             self._add_fault(name, f"cannot be read: {error.strerror}")
         except _FileRefused as error:
@@ -141,7 +144,7 @@ class _Reader:
             raise _FileRefused(
                 f"is larger than {MAX_FILE_BYTES >> 20} MiB: split it into several files"
             )
-        # A writer may be at work still: its end is not seen in a status that was taken before.
+        # A writer may not have finished: its last write is not in a status taken before.
         steady = _signature(status) == _signature(after)
         old = now - after.st_ctime_ns > _TIMESTAMP_GRANULARITY_NS
         signature = _signature(after) if steady and old else None
@@ -156,7 +159,7 @@ class _Reader:
         shown = self._display_name(name)
         try:
             return self.parse(data, shown)
-        except Exception as error:  # noqa: BLE001 - a file that breaks the parser harms only itself
+        except Exception as error:  # noqa: BLE001 - a file that the parser fails on affects only itself
             message = f"cannot be parsed: {type(error).__name__}: {error}"
             return [], [Problem(Origin(shown), message)]
 

@@ -1,8 +1,8 @@
-"""Watchers that wake a controller's keys by time, and declare nothing.
+"""Watchers that make a controller's keys due by time, and declare no resources.
 
-1. However many due times pass at once, they are one tick.
-2. Waiting for a wall clock time is waiting in short steps: a monotonic sleep notices neither a
-   clock that is set nor a suspended machine.
+1. Due times that pass together, however many, are one tick.
+2. A wait for a wall clock time is a series of short waits: a monotonic sleep notices neither a
+   change of the clock nor a suspended machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from reconciled.core.durations import format_duration
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Report, Tick
 
-POLL_INTERVAL = 30.0  # seconds; how late a clock that was set, or a suspended machine, is noticed
+POLL_INTERVAL = 30.0  # seconds: the delay until a clock change or a suspend is noticed
 _LOCAL_TIME = Path("/etc/localtime")
 
 
 @attrs.define(eq=False)
 class EveryWatcher:
-    """Ticks by an interval, for the first time after one; *chance* places each in its jitter."""
+    """Ticks at an interval, first after one interval; *rng* places each tick within the jitter."""
 
     every: Every
     rng: random.Random
@@ -39,11 +39,11 @@ class EveryWatcher:
 
     @property
     def declares(self) -> bool:
-        """A timer declares nothing."""
+        """False: a timer declares no resources."""
         return False
 
     async def watch(self, report: Callable[[Report], None]) -> None:
-        """Tick until cancelled."""
+        """Report ticks until cancelled."""
         began, turn = trio.current_time(), 1
         while True:
             await trio.sleep_until(self.every.due(began, turn, self.rng.random()))
@@ -57,7 +57,7 @@ def _wall_clock() -> datetime:
 
 @attrs.define(eq=False)
 class CronWatcher:
-    """Ticks at wall clock times; *clock* gives the present, with a zone."""
+    """Ticks at wall clock times; *clock* returns the current time, with a zone."""
 
     cron: Cron
     clock: Callable[[], datetime] = _wall_clock
@@ -70,11 +70,11 @@ class CronWatcher:
 
     @property
     def declares(self) -> bool:
-        """A timer declares nothing."""
+        """False: a timer declares no resources."""
         return False
 
     async def watch(self, report: Callable[[Report], None]) -> None:
-        """Tick until cancelled."""
+        """Report ticks until cancelled."""
         last = self.clock()
         passed: datetime | None = None
         due = self.cron.due(last)
@@ -91,15 +91,15 @@ class CronWatcher:
 
 
 def find_zone(name: str) -> tzinfo:
-    """The time zone *name*, as in ``Europe/Berlin``. Raises ValueError, with a remedy."""
+    """The time zone *name*, as in ``Europe/Berlin``. Raises ValueError with a remedy."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"{name!r} is no time zone: write one like Europe/Berlin") from error
+        raise ValueError(f"{name!r} is not a time zone: write one like Europe/Berlin") from error
 
 
 def local_zone() -> tzinfo:
-    """The machine's time zone: ``TZ`` where it names one, else ``/etc/localtime``, else UTC."""
+    """The machine's time zone: ``$TZ``, else ``/etc/localtime``, else UTC. Raises ValueError."""
     name = os.environ.get("TZ", "").removeprefix(":")
     if name:
         return find_zone(name)

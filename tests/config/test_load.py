@@ -192,7 +192,7 @@ def test_faults_of_a_controller(tmp_path: Path, line: str, expected: str) -> Non
 @pytest.mark.parametrize(
     ("watch", "expected"),
     [
-        ("[]", "is empty, so that nothing would ever be done"),
+        ("[]", "is empty, so the controller would never run"),
         ("{directory: x}", "takes a list, got a mapping"),
         ("[x]", "takes one of directory, every, cron"),
         ("[{}]", "names no source"),
@@ -222,7 +222,7 @@ def test_controller_names(tmp_path: Path) -> None:
     """A controller's name becomes the first part of keys, so nothing but a DNS label is one."""
     for name in ("Site", "a/b", "a.b", "-a", "a" * 64, '""'):
         (message,) = problems(tmp_path, MINIMAL.replace("site", name))
-        assert "is no controller name" in message
+        assert "is not a controller name" in message
 
 
 def test_c13_all_problems_of_all_files(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_included_files_include_nothing(tmp_path: Path) -> None:
     """Includes are one level deep, so that they never run in circles."""
     write(tmp_path / "d.yaml", "include: [c.yaml]\n")
     (message,) = problems(tmp_path, "include: [d.yaml]\n" + MINIMAL)
-    assert message.startswith("d.yaml:1:1: include is taken in the main file only")
+    assert message.startswith("d.yaml:1:1: include is valid in the main file only")
 
 
 @pytest.mark.parametrize(
@@ -381,12 +381,12 @@ def test_refuses_what_others_can_write(tmp_path: Path, mode: int, who: str) -> N
 
 def test_unreadable_files(tmp_path: Path) -> None:
     """What is missing or no regular file is one message, and a FIFO never blocks."""
-    for path, words in ((tmp_path / "gone", "No such file"), (tmp_path, "no regular file")):
+    for path, words in ((tmp_path / "gone", "No such file"), (tmp_path, "not a regular file")):
         with pytest.raises(Invalid, match=words) as caught:
             load(path, {})
         assert len(caught.value.problems) == 1
     os.mkfifo(tmp_path / "fifo", 0o600)
-    with pytest.raises(Invalid, match="no regular file"):
+    with pytest.raises(Invalid, match="not a regular file"):
         load(tmp_path / "fifo", {})
 
 

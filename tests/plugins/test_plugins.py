@@ -119,7 +119,7 @@ def test_c13_a_reload_reads_the_file_of_now(folder: Path) -> None:
     ("name", "words"),
     [
         ("exce", "no reconciler exce: did you mean exec?"),
-        ("nothing-like-it", "there are exec, file"),
+        ("nothing-like-it", "available: exec, file"),
         ("motd", "for its file write motd:CLASS"),
         ("mtod:MotdReconciler", "did you mean motd:MotdReconciler?"),
         ("qqqqqq:X", "no plugin file qqqqqq.py in "),
@@ -146,7 +146,7 @@ def test_a_class_that_is_not_there(folder: Path) -> None:
 
 def test_without_directories() -> None:
     """A file's name without any plugin directory says which setting is missing."""
-    with pytest.raises(PluginNotFound, match=r"plugins\.directories names no directory"):
+    with pytest.raises(PluginNotFound, match=r"set plugins\.directories, which is empty"):
         find_reconciler("motd:X")
 
 
@@ -162,7 +162,7 @@ def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("raise ValueError('boom')", "ValueError: boom"),
-        ("import sys; sys.exit(3)", "its import tried to end the process (sys.exit(3))"),
+        ("import sys; sys.exit(3)", "its import called sys.exit(3)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise ExceptionGroup('group', [ValueError('x')])", "ExceptionGroup: group"),
         ("raise BaseExceptionGroup('group', [SystemExit(1)])", "BaseExceptionGroup: group"),
@@ -185,20 +185,25 @@ def test_c15_what_an_import_raises(folder: Path, line: str, reason: str) -> None
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("MotdReconciler = 5", "it is no subclass of reconciled.api.Reconciler"),
+        ("MotdReconciler = 5", "it is not a subclass of reconciled.api.Reconciler"),
         (MOTD.replace("async def", "def"), "its method reconcile is not async"),
         (MOTD + "    def remove(self, request): ...\n", "its method remove is not async"),
-        (MOTD.replace("async def reconcile", "async def other"), "it lacks the method reconcile"),
-        (MOTD.replace("[Motd])", ")"), "it names no attrs class as its spec"),
-        (MOTD.replace("@attrs.frozen\n", ""), "it names no attrs class as its spec"),
-        (MOTD + "    kind = 5\n", "its kind is no word"),
-        (MOTD + "    kind = 'a/b'\n", "its kind is no word"),
-        (MOTD + "    Options = dict\n", "its Options are no attrs class"),
+        (MOTD.replace("async def reconcile", "async def other"), "it does not define reconcile"),
+        (MOTD.replace("[Motd])", ")"), "its spec is not an attrs class: write"),
+        (MOTD.replace("@attrs.frozen\n", ""), "its spec is not an attrs class: write"),
+        (MOTD + "    kind = 5\n", "its kind must consist of letters and digits"),
+        (MOTD + "    kind = 'a/b'\n", "its kind must consist of letters and digits"),
+        (MOTD + "    Options = dict\n", "its Options is not an attrs class: put"),
     ],
 )
 def test_c15_garbage(folder: Path, text: str, reason: str) -> None:
-    """A class that is no reconciler is Broken, with what it lacks."""
-    assert reason in broken(folder, text).reason
+    """A class that breaks the contract is PluginBroken at its line, with what to write."""
+    error = broken(folder, text)
+    assert error.reason.startswith(reason)
+    assert error.origin.file == str(folder / "motd.py")
+    lines = text.splitlines()
+    defined = [number for number, line in enumerate(lines, 1) if line.startswith("class MotdR")]
+    assert [error.origin.line] == (defined or [1])
 
 
 def test_spec_of_a_base_class_and_by_name(folder: Path) -> None:

@@ -384,7 +384,7 @@ async def test_files_that_cannot_be_read_are_named(manifests: Path) -> None:
         ("boom.yaml", "cannot be parsed: RecursionError: too deep"),
         (
             "dangling.yaml",
-            "cannot be read: its link leads nowhere (No such file or directory)",
+            "cannot be read: its symbolic link has no target (No such file or directory)",
         ),
         ("device.yaml", "is not a regular file: move it elsewhere or rename it"),
         ("fifo.yaml", "is not a regular file: move it elsewhere or rename it"),
@@ -518,7 +518,7 @@ async def test_empty_in_place_of_another_is_not_empty(manifests: Path) -> None:
     async with watching(manifests) as reports:
         before = await reports.declare(a="1")
         remake(manifests)
-        await reports.unavailable("is empty, and not the directory it was")
+        await reports.unavailable("is empty and is not the directory it was")
         (manifests / "none.yaml").write_text("\n")
         after = await reports.declare()
         assert after.identity != before.identity
@@ -540,7 +540,7 @@ async def test_what_an_earlier_process_saw_counts(manifests: Path) -> None:
     async with watching(manifests, remembered=identity) as reports:
         await reports.declare()
     async with watching(manifests, remembered="1:2") as reports:
-        await reports.unavailable("is empty, and not the directory it was")
+        await reports.unavailable("is empty and is not the directory it was")
     (manifests / "a.yaml").write_text("a 1")
     async with watching(manifests, remembered="1:2") as reports:
         assert (await reports.declare(a="1")).identity == identity
@@ -566,19 +566,19 @@ async def test_another_device_is_not_the_directory(
 async def test_a_stalled_file_system_blocks_nothing(
     manifests: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listing that hangs is reported while it goes on, and cancelling is immediate."""
+    """A listing that hangs is reported while it runs, and a cancellation takes effect at once."""
     monkeypatch.setattr(directory_module, "SLOW", 0.05)
     (manifests / "a.yaml").write_text("a 1")
     stalled = threading.Event()
     try:
         async with watching(manifests, Lines(before=lambda _name: stalled.wait())) as reports:
-            report = await reports.unavailable("and goes on")
-            assert report.reason == f"listing {manifests} has taken 50ms, and goes on"
+            report = await reports.unavailable("and is not finished")
+            assert report.reason == f"listing {manifests} has taken 50ms and is not finished"
             stalled.set()
             await reports.declare(a="1")
             stalled.clear()
             put(manifests / "a.yaml", "a 2")
-            await reports.unavailable("and goes on")
+            await reports.unavailable("and is not finished")
             cancelled = time.monotonic()
         assert time.monotonic() - cancelled < 5
     finally:

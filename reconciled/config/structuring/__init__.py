@@ -1,1 +1,1 @@
-"""Plain data as objects of attrs classes, strictly, every fault with its place."""
+"""Structures plain data into attrs classes: strictly, every fault with its location."""

@@ -69,12 +69,12 @@ def shape_fits(data: Any, kind: Any) -> bool:
         return isinstance(data, list)
     if is_literal(kind) or is_enum(kind):
         return isinstance(data, str | int)
-    # A bool is an int to Python, never to a person; all else is written as text.
+    # In Python a bool is an int; in a file it is not. Every other type is written as text.
     return type(data) in {float: (int, float), int: (int,), bool: (bool,)}.get(kind, (str,))
 
 
 def type_name(kind: Any) -> str:
-    """*kind* in the words of a message."""
+    """*kind* as messages name it."""
     if isinstance(kind, NewType):
         return "a duration" if kind is Seconds else f"a {kind.__name__.lower()}"
     names = {
@@ -94,10 +94,10 @@ def type_name(kind: Any) -> str:
 
 
 def parse_share(text: str) -> float:
-    """The share that *text*, ``50%``, stands for. Raises ValueError, with a remedy."""
+    """The share that *text*, as in ``50%``, means: 0 to 1. Raises ValueError with a remedy."""
     match = _PERCENTAGE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no share: write a percentage from 0% to 100%, as in 50%")
+        raise ValueError(f"{text!r} is not a share: write a percentage from 0% to 100%, as in 50%")
     return float(match[1]) / 100
 
 
@@ -106,7 +106,7 @@ def at_least(least: float) -> Callable[[Any, Any, Any], None]:
 
     def check(_: Any, attribute: Any, value: Any) -> None:
         if value < least:
-            # With the attribute the fault is reported at the field and not at its mapping.
+            # With the attribute, the fault is reported at the field, not at its mapping.
             raise ValueError(f"must be at least {least}, got {value}", attribute)
 
     return check

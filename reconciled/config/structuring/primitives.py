@@ -1,4 +1,4 @@
-"""How simple values are read: numbers, text, durations, choices, references; never coerced."""
+"""Hooks for scalars: numbers, text, durations, choices, references to secrets; none coerces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _text(data: Any, _: Any) -> str:
 
 
 def quote_hint(data: Any) -> str:
-    """What to write where text is taken and *data* is a number or a word that YAML knows."""
+    """What to write if the field takes text and *data* is a number or a boolean."""
     if isinstance(data, bool | int | float):
         shown = describe(data).removeprefix("the number ")
         return f': write "{shown}"'
@@ -94,7 +94,7 @@ def _path(data: Any, _: Any) -> FilePath:
 
 def _secret(data: Any, _: Any) -> Secret:
     if not isinstance(data, dict):
-        # Whatever it is may be the secret: it is not described.
+        # It may be the secret itself, so the message does not describe it.
         raise fault(
             "takes a reference to a secret and never the secret itself: write {credential: NAME},"
             " and LoadCredential=NAME:… in the unit"
@@ -121,7 +121,7 @@ def _nothing(data: Any, _: Any) -> None:
         raise fault(f"takes nothing, got {describe(data)}")
 
 
-# Types that cattrs has coercing hooks of its own for.
+# Types for which cattrs has its own hooks, which coerce.
 COERCED = (str, int, float, bool, FilePath)
 SIMPLE: dict[Any, Hook] = {
     str: _text,

@@ -1,11 +1,12 @@
-"""Plain data as objects of attrs classes, strictly: for configuration, options and specs alike.
+"""Structures plain data into attrs classes: configuration, options and specs alike.
 
-cattrs finds the hook for a type; every hook that matters is ours, for its own ones coerce
-("abc" to a list of letters, 5 to "5"), stop at the first fault of a kind, and know no places.
+cattrs finds the hook for a type. The hooks are defined here, because those of cattrs coerce
+("abc" to a list of letters, 5 to "5"), stop at the first fault of a kind, and know no positions.
 
-1. Nothing is coerced; only a whole number is taken where a fraction may stand.
-2. All faults come at once, each at the place where it was written.
-3. A class may be anybody's: what its validators and converters raise is a fault of the value.
+1. Nothing is coerced, except that a float field takes a whole number.
+2. All faults are reported at once, each at its location.
+3. A class may come from a plugin: what its validators and converters raise is a fault of the
+   value, SystemExit and KeyboardInterrupt included.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ T = TypeVar("T")
 
 @attrs.define(eq=False, init=False)
 class Structurer:
-    """Reads plain data as objects. Make one and keep it: it remembers how to read each class."""
+    """Structures plain data. Reuse one instance: it caches how to read each class."""
 
     _converter: cattrs.Converter
 
     def __init__(self) -> None:
-        # Without detailed validation: gathering faults is ours. What is left to cattrs alone
-        # (dataclasses, say) is refused at its first fault, and never coerced either.
+        # Without detailed validation, since faults are collected here. What cattrs structures by
+        # its own hooks (dataclasses) is refused at the first fault, and not coerced either.
         self._converter = cattrs.Converter(detailed_validation=False, forbid_extra_keys=True)
         factory = self._converter.register_structure_hook_factory
-        # Hooks that are registered later are asked earlier.
+        # cattrs tries hooks that are registered later first.
         factory(attrs.has, self._class_hook)
         factory(is_mapping, self._mapping_hook)
         factory(is_sequence, self._sequence_hook)
@@ -72,13 +73,13 @@ class Structurer:
         factory(is_literal, literal_hook)
         for kind, hook in SIMPLE.items():
             if kind in COERCED:
-                # Ours must take the very place of those that coerce, which cattrs asks first.
+                # It must replace the hook of cattrs itself, which is tried first and coerces.
                 self._converter.register_structure_hook(kind, hook)
             else:
                 self._converter.register_structure_hook_func(partial(operator.is_, kind), hook)
 
     def structure(self, cls: type[T], data: Any, positions: Positions, path: Path = ()) -> T:
-        """The *cls* that *data*, which stands at *path* of *positions*, describes.
+        """*data*, written at *path* of *positions*, as a *cls*.
 
         Raises Invalid with a problem for each fault.
         """
@@ -91,7 +92,7 @@ class Structurer:
     def _read(self, data: Any, kind: Any) -> Any:
         try:
             if is_enum(kind):
-                # cattrs would take an enumeration of text for text.
+                # cattrs would treat an enumeration of strings as a string.
                 return enum_hook(kind)(data, kind)
             return self._converter.get_structure_hook(kind)(data, kind)
         except Faults:
@@ -175,7 +176,7 @@ class Structurer:
             if data is None and optional:
                 return None
             fitting = [member for member in members if shape_fits(data, member)]
-            # With one candidate its own faults say most; with none or several, what it can be.
+            # With one candidate, its own faults; with none or several, the list of types.
             if len(fitting) == 1 or len(members) == 1:
                 return self._read(data, (fitting or members)[0])
             for member in fitting:
@@ -192,9 +193,9 @@ class Structurer:
 def _collect_unknown_keys(
     data: dict[str, Any], fields: dict[str, Any], found: FaultCollector
 ) -> set[str]:
-    """Note the keys that are no fields; give the fields that were probably meant by them.
+    """Record the keys that are not fields; return the fields that they probably stand for.
 
-    One slip is one message: a field that was misspelt is not reported as missing too.
+    One mistake gives one message: a misspelt field is not reported as missing too.
     """
     meant = set()
     for key in data:
@@ -208,15 +209,15 @@ def _collect_unknown_keys(
 def _collect_invalid_values(
     values: dict[str, Any], fields: dict[str, Any], found: FaultCollector
 ) -> None:
-    """Note what validators say of each part that could be read.
+    """Record what the validator of each part that could be read raises.
 
-    Making the object would tell only the first of it, and nothing while a part is missing.
+    Constructing the object would report only the first, and none while a part is missing.
     """
     partly = types.SimpleNamespace(**{fields[key].name: values[key] for key in values})
     for key, value in values.items():
         if fields[key].validator is None:
             continue
-        # Another error may come of a part that is not there: making the object tells the truth.
+        # Another error may be caused by a missing part: constructing the object reports it.
         with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):
             try:
                 fields[key].validator(partly, fields[key], value)
@@ -228,8 +229,8 @@ def _construct(cls: Any, values: dict[str, Any]) -> Any:
     try:
         return cls(**values)
     except (Exception, SystemExit, KeyboardInterrupt) as exc:
-        # Signals never raise here, so that even the last two are the author's.
-        # The message comes first in args; attrs' own validators, and ours, add the attribute.
+        # Signal handlers never raise here, so the last two come from the class as well.
+        # The message is the first of args; the validators of attrs and ours add the attribute.
         said = str(exc.args[0]) if exc.args else type(exc).__name__
         blamed = [arg.alias for arg in exc.args[1:] if isinstance(arg, attrs.Attribute)]
         path = (blamed[0],) if blamed and blamed[0] is not None else ()

@@ -1,16 +1,16 @@
-"""YAML documents as plain data with positions, read strictly and within limits.
+"""Reads YAML documents as plain data with positions, strictly and within limits.
 
-Made from the parser's events and not from its nodes: composing recurses in C, expands
-nothing we could count, and offers no place to go on after a broken document.
+Built from the parser's events, not from its nodes: composing nodes recurses in C, gives no way
+to count what an alias brings in, and cannot continue after a broken document.
 
-1. Every mapping key is text and unique; no tag is taken, for data never becomes code.
-2. Aliases and merge keys (``<<``) are read, but each counts with all that it brings in:
+1. Every mapping key is text and unique. Tags are refused, so that data never becomes code.
+2. Aliases and merge keys (``<<``) are allowed, and each counts with all that it brings in:
    a file never has more than MAX_NODES keys, values and documents, however it is written
    (yaml/pyyaml#897).
-3. All problems of a file come at once. After a syntax error reading goes on at the next
-   ``---``, so that one broken document costs only itself.
-4. Where a mapping and what it merges have a key in common the mapping's own wins, then the
-   merged one that is named first (the merge key's specification).
+3. All problems of a file are reported at once. After a syntax error reading continues at the
+   next ``---``, so that a broken document affects only itself.
+4. If a mapping and what it merges have a key in common, the mapping's own value wins, then that
+   of the merged mapping that is named first (the merge key's specification).
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ _MERGE = "<<"
 
 @attrs.frozen(eq=False)
 class Document:
-    """One document: None, a scalar, or lists and dicts of them; aliased parts are shared."""
+    """One document: None, a scalar, or lists and dicts of them; aliases share objects."""
 
     data: Any
     positions: Positions
 
 
 class _LimitExceeded(Exception):
-    """The file is over a limit: nothing more of it is read."""
+    """The file exceeds a limit: reading stops."""
 
 
 @attrs.define(eq=False)
 class _OpenCollection:
-    """A collection whose end is still to come."""
+    """A collection whose end event has not come yet."""
 
     data: Any
     location: Location
     anchor: str | None
-    before: int  # how many keys and values were counted before it
+    before: int  # the count of keys and values before it
     key: str | None = None
     key_location: tuple[int, int] = (0, 0)
     merged: tuple[Any, Location] | None = None
     in_value: bool = False
-    is_key: bool = False  # a collection where only text may stand: read, and left out
+    is_key: bool = False  # a collection as a key, which is refused: parsed and dropped
 
 
 @attrs.define(eq=False)
@@ -73,9 +73,9 @@ class _Anchor:
 
 
 def read_documents(data: bytes, file: str) -> tuple[list[Document], list[Problem]]:
-    """The good documents of *data*, and what is wrong with it; never raises for its content.
+    """The valid documents of *data*, and the problems of the others.
 
-    An empty file has no documents, nor has one with comments only.
+    Raises nothing whatever the content. A file that is empty or has only comments has no documents.
     """
     try:
         text = decode(data, file)
@@ -96,15 +96,15 @@ def read_documents(data: bytes, file: str) -> tuple[list[Document], list[Problem
 class _Reader:
     file: str
     problems: list[Problem] = attrs.Factory(list)
-    line_offset: int = 0  # before the part that is being read
+    line_offset: int = 0  # lines before the part that is being read
     count: int = 0  # keys, values and documents so far
-    document_start: int = 0  # index of the present document, in the part being read
-    faults: int = 0  # problems of the documents that came before
+    document_start: int = 0  # index of the current document in that part
+    faults: int = 0  # number of problems in the documents before
     open: list[_OpenCollection] = attrs.Factory(list)
     anchors: dict[str, _Anchor | None] = attrs.Factory(dict)
 
     def read(self, text: str, start: int, documents: list[Document]) -> int | None:
-        """Read from *start* on; give the place to go on after a syntax error."""
+        """Read from *start*; return the index at which to continue after a syntax error."""
         part = text[start:] if start else text
         self.line_offset = text.count("\n", 0, start)
         self.document_start = 0
@@ -114,7 +114,7 @@ class _Reader:
                 self._handle_event(event, documents)
         except yaml.MarkedYAMLError as exc:
             mark = exc.problem_mark or exc.context_mark
-            # Its stub knows of a position only; marks of both parsers have the index.
+            # The type stub lacks it; the marks of both parsers have an index.
             index = getattr(mark, "index", len(part))
             self._problem(*syntax_fault(exc, part, index, self.line_offset))
             match = _NEXT_DOCUMENT.search(part, max(index, self.document_start + 1))
@@ -159,7 +159,7 @@ class _Reader:
             self._add(top, value, place)
 
     def _top_scalar(self, event: Any, documents: list[Document]) -> None:
-        """Finish a document that is one scalar; its value matters only as not being a mapping."""
+        """Finish a document that is one scalar; callers refuse it, since it is not a mapping."""
         if len(self.problems) > self.faults:
             return
         value = parse_plain(event.value) if event.implicit[0] else event.value
@@ -226,7 +226,7 @@ class _Reader:
             loop = name in self.anchors
             self._problem(
                 mark,
-                f"*{name} stands inside &{name}, which would never end: remove it"
+                f"*{name} is inside &{name} and would never end: remove it"
                 if loop
                 else f'no anchor &{name} before this alias: write "*{name}" if it is text',
             )
@@ -277,7 +277,9 @@ class _Reader:
 
     def _refuse_tag(self, event: Any) -> None:
         shown = event.tag.replace("tag:yaml.org,2002:", "!!")
-        message = f"the tag {shown} is not taken, for files hold plain data only: remove the tag"
+        message = (
+            f"the tag {shown} is not supported, since files hold plain data only: remove the tag"
+        )
         self._problem(event.start_mark, message)
 
     def _location(self, mark: Any) -> Location:

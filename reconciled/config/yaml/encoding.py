@@ -1,8 +1,8 @@
-"""The bytes of a file as text: what is no text is told apart here, with its place.
+"""Decodes the bytes of a file: printable UTF-8, or a problem with its location.
 
-A byte order mark and CRLF are taken as any editor writes them, for YAML reads both without
-loss. Everything else that is not printable UTF-8 is a problem: guessing an encoding would
-change names and contents silently.
+A leading byte order mark and CRLF are accepted, since editors write them and YAML reads both
+without loss. Everything else that is not printable UTF-8 is a problem: guessing an encoding
+would change names and contents silently.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from reconciled.core.resources import Origin
 
 MAX_BYTES = 4 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
-# What YAML 1.2 calls printable, without the byte order mark: inside a text it is a trace of
-# files joined together, and invisible.
+# What YAML 1.2 calls printable, without the byte order mark: inside a text it is invisible, and
+# usually comes from joined files.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
 
 
 def decode(data: bytes, file: str) -> str:
-    """The text of *data*. Raises Invalid with the one problem that keeps it from being text.
+    """The text of *data*. Raises Invalid with one problem if it is not text.
 
-    *data* may be cut after MAX_BYTES + 1: it is refused by its size then, whatever it holds.
+    *data* may be cut after MAX_BYTES + 1 bytes: it is refused for its size then.
     """
     if len(data) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024**2} MiB: split it into several files"
@@ -55,7 +55,7 @@ def origin_at(text: str, index: int, file: str) -> Origin:
 
 def _describe_unprintable(character: str) -> str:
     if character == "\0":
-        return "a NUL byte: the file is damaged or is no text; write it again"
+        return "a NUL byte: the file is damaged or is not text: write it again"
     if character == "\ufeff":
         return "a byte order mark inside the text: delete this invisible character"
     return (

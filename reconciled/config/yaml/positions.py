@@ -1,9 +1,9 @@
-"""Where each value of a document stands, so that every later message can name its place.
+"""The location of each value of a document, for messages.
 
 1. A path is a tuple of mapping keys and sequence indices from the top of the document.
-2. A path that leads further than what was written answers with its deepest written part:
+2. A path that is deeper than what is written gives the location of its deepest written part:
    a missing key is reported at the mapping that lacks it.
-3. What came in by an alias or a merge key answers with the place where it was written.
+3. A value that an alias or a merge key brings in has the location at which it is written.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Path = tuple[str | int, ...]
 
 @attrs.define(eq=False)
 class Location:
-    """The place of one value; with the places of its parts, where it has any."""
+    """The location of one value, with the locations of its parts if it has any."""
 
     line: int
     column: int
-    # By key or index: the place of the key (for a sequence, of the element), and the value's.
+    # By key or index: line and column of the key (in a sequence: of the element), and the value.
     parts: dict[str | int, tuple[int, int, Location]] | None = None
 
 
 @attrs.frozen(eq=False)
 class Positions:
-    """The places of one document of *file*."""
+    """The locations of all values of one document in *file*."""
 
     file: str
     top: Location
@@ -38,11 +38,11 @@ class Positions:
         return self._find(path, key=False)
 
     def key_origin(self, path: Path) -> Origin:
-        """Where the key of the value at *path* stands."""
+        """Where the key of the value at *path* begins."""
         return self._find(path, key=True)
 
     def problem(self, path: Path, message: str) -> Problem:
-        """A problem with the value at *path*, which the message names in front."""
+        """A problem with the value at *path*; the message begins with the path."""
         return Problem(self.value_origin(path), f"{dotted(path)}: {message}" if path else message)
 
     def problem_at_key(self, path: Path, message: str) -> Problem:
@@ -63,7 +63,7 @@ class Positions:
 
 
 def dotted(path: Path) -> str:
-    """*path* as people write it: ``controllers.site.watch[0]``."""
+    """*path* as text: ``controllers.site.watch[0]``."""
     text = ""
     for step in path:
         if isinstance(step, int):

@@ -1,10 +1,10 @@
-"""What an unquoted word of YAML means: only where all readers agree, else it is refused.
+"""The value of an unquoted YAML scalar; one that YAML readers interpret differently is refused.
 
-1. Null is nothing, ``~`` or ``null``; the booleans are ``true`` and ``false`` alone.
-2. Numbers are decimal, ``0x…`` or ``0o…``, of 64 bits; a fraction is taken only in the form in
-   which it would be written back (``1.10`` would come back as 1.1, ``1e3`` as 1000.0).
-3. What YAML 1.1 and 1.2 read differently (``no``, ``0755``, ``22:22``, ``1_000``) is refused
-   with both ways out. A date is text: 1.2 has no dates, and as text it loses nothing.
+1. Null is an empty scalar, ``~`` or ``null``; the booleans are ``true`` and ``false`` alone.
+2. Numbers are decimal, ``0x…`` or ``0o…``, of 64 bits. A fraction is accepted only in the form
+   in which it would be written back (``1.10`` would become 1.1, ``1e3`` 1000.0).
+3. A scalar that YAML 1.1 and 1.2 read differently (``no``, ``0755``, ``22:22``, ``1_000``) is
+   refused, with both ways to write it. A date is text: 1.2 has no dates, and text loses nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 _FRACTION = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|nan)", re.IGNORECASE)
 _LARGEST = 2**63
-# An integer of more digits is refused unread: reading it costs the square of its length.
+# An integer of more digits is refused unparsed: parsing costs the square of its length.
 _DIGITS = 20
 
 
 def parse_plain(text: str) -> Scalar:
-    """The value of the unquoted *text*. Raises ValueError, with what to write instead."""
+    """The value of the unquoted *text*. Raises ValueError that says what to write instead."""
     if text in _NULL:
         return None
     if text == "true":
@@ -42,7 +42,7 @@ def parse_plain(text: str) -> Scalar:
     if boolean is not None:
         meant = "true" if boolean[1] else "false"
         raise ValueError(
-            f'{text} is a boolean to some readers of YAML: write {meant}, or "{text}" for the text'
+            f'{text} is a boolean to some YAML readers: write {meant}, or "{text}" for the text'
         )
     return text
 
@@ -54,18 +54,18 @@ def _number(text: str) -> Scalar:
         digits = text.lstrip("-+0_") or "0"
         octal = f"0o{digits} (octal) or " if re.fullmatch("[0-7]+", digits) else ""
         raise ValueError(
-            f"{text} is octal to some readers of YAML and decimal to others: "
+            f"{text} is octal to some YAML readers and decimal to others: "
             f'write {octal}{digits} for the number, or "{text}" for the text'
         )
     if _SEXAGESIMAL.fullmatch(text):
-        raise ValueError(f'{text} is a number of base 60 to some readers of YAML: write "{text}"')
+        raise ValueError(f'{text} is a base-60 number to some YAML readers: write "{text}"')
     if _BINARY_OR_GROUPED.fullmatch(text):
         raise ValueError(
-            f"{text} is a number to some readers of YAML and text to others: "
+            f"{text} is a number to some YAML readers and text to others: "
             f'write it in plain digits, or "{text}" for the text'
         )
     if _NOT_FINITE.fullmatch(text):
-        raise ValueError(f'{text} is no finite number: write a number, or "{text}" for the text')
+        raise ValueError(f'{text} is not a finite number: write a number, or "{text}" for the text')
     if _FRACTION.fullmatch(text):
         return _fraction(text)
     return text
