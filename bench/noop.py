@@ -57,7 +57,7 @@ async def ours(state: Path) -> float:
             elif left >= KEYS:
                 lane.add(key, trio.current_time(), "again", Priority.CHANGED)
 
-        await runtime.remember(names)
+        await runtime.record_applied(names)
         runtime.declare(names)
         runtime.context.on_outcome = outcome
         began = time.process_time()

@@ -1,7 +1,7 @@
-"""One controller with its dispatcher, store and stop in this process, for the benches of runs.
+"""One controller with its dispatcher, store and stop in this process, for benchmarks of runs.
 
-Everything is what the daemon itself puts together, but for the sources: what is desired is
-told by declare(). Log lines are made at level info and go to the null device.
+It is assembled as the daemon is, except for its sources: declare() gives what is desired. The log
+level is info, and the lines go to the null device.
 """
 
 from __future__ import annotations
@@ -19,24 +19,17 @@ import trio
 
 from reconciled.api import Reconciler
 from reconciled.config.load import load
-from reconciled.core.loop_detector import LoopDetector
-from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of, key_of
 from reconciled.core.sources import Snapshot
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import configure
 from reconciled.plugins.loading import Plugin
-from reconciled.programs.children import current_children
-from reconciled.runtime.adoption_registry import AdoptionRegistry
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
-from reconciled.runtime.controllers.factory import build
 from reconciled.runtime.controllers.loading import LoadedController
-from reconciled.runtime.decisions.removals import RemovalApprovals
-from reconciled.runtime.operations.operation import Operations
+from reconciled.runtime.daemon.assembly import assemble
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
@@ -58,7 +51,7 @@ class Nothing:
 
 @attrs.frozen(eq=False)
 class OneController:
-    """What runs."""
+    """The running parts."""
 
     context: RuntimeContext
     controller: Controller
@@ -70,13 +63,13 @@ class OneController:
         (watcher,) = self.controller.watchers
         self.controller.handle_report(watcher, Snapshot(tuple(manifests), complete=True))
 
-    async def remember(self, names: list[str]) -> None:
-        """Have *names* applied before, so that their runs write nothing."""
+    async def record_applied(self, names: list[str]) -> None:
+        """Record *names* as applied, so that their runs write nothing."""
         async with trio.open_nursery() as nursery:
             for name in names:
-                nursery.start_soon(self._remember, key_of("bench", name))
+                nursery.start_soon(self._record_applied, key_of("bench", name))
 
-    async def _remember(self, key: Key) -> None:
+    async def _record_applied(self, key: Key) -> None:
         await self.context.store.record_applied(key, KIND, {}, FINGERPRINT, base="", complete=True)
 
 
@@ -84,7 +77,7 @@ class OneController:
 async def run_one_controller(
     state: Path, reconciler: Reconciler[Any], *, concurrency: int, stop: str = "{}"
 ) -> AsyncIterator[OneController]:
-    """A controller of *reconciler* that is ready; its dispatcher is the caller's to start."""
+    """A ready controller of *reconciler*; the caller starts its dispatcher."""
     gc.freeze()  # as the daemon does after its imports
     path = state / "r.yaml"
     path.write_text(CONFIG.format(state=state, stop=stop, concurrency=concurrency))
@@ -93,40 +86,35 @@ async def run_one_controller(
     null = os.open(os.devnull, os.O_WRONLY)
     logs = configure("json", "info", environment={}, descriptor=null)
     store = Store.open(state)
-    root = Stop("daemon", config.stop)
     async with trio.open_nursery() as services:
-        root.install()
-        host = RuntimeContext(
-            state,
-            logs,
-            SignalHandlers(),
-            root,
-            WorkQueue(concurrency, random.Random(1)),
-            store,
-            Operations(OperationJournal.load(store), state / "operations"),
-            AdoptionRegistry(),
-            current_children(),
-            LoopDetector(),
-            StopRecorder(root),
-            services,
+        assembly = assemble(
+            state=state,
+            limits=config.stop,
+            concurrency=concurrency,
+            logs=logs,
+            signals=SignalHandlers(),
+            store=store,
+            journal=OperationJournal.load(store),
+            services=services,
+            rng=random.Random(1),
         )
+        context = assembly.context
         await services.start(store.run)
-        services.start_soon(logs.serve)  # noqa: ASYNC113 - nobody waits for its first step
-        permits = RemovalApprovals(state, logs.log, lambda *_: None)
-        await permits.prepare()
+        services.start_soon(logs.serve)  # noqa: ASYNC113 - nothing waits for its first step
+        await assembly.approvals.prepare()
         plugin = Plugin("n", "1", "bench", type(reconciler), KIND, Nothing, None)
-        ready = LoadedController(config.controllers["bench"], plugin, reconciler)
-        controller = build(ready, host, root, permits)
-        await services.start(_work, root, controller)
-        yield OneController(host, controller, Dispatcher(host, lambda: {"bench": controller}))
+        loaded = LoadedController(config.controllers["bench"], plugin, reconciler)
+        controller = assembly.controllers["bench"] = assembly.build_controller(loaded)
+        await services.start(_work, context.stop, controller)
+        yield OneController(context, controller, assembly.dispatcher)
         services.cancel_scope.cancel(reason="measured")
     logs.close()
     os.close(null)
 
 
-async def _work(  # noqa: ASYNC128 - hold() calls it
-    root: Stop, controller: Controller, *, task_status: trio.TaskStatus[None]
+async def _work(  # noqa: ASYNC128 - supervise_runs() calls it
+    stop: Stop, controller: Controller, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """What a stop cancels."""
-    with root.scope:
+    with stop.scope:
         await controller.supervise_runs(task_status=task_status)

@@ -135,7 +135,7 @@ async def latencies(state: Path, *, stalled: bool) -> list[float]:
     """Milliseconds from the wish for a run to its end, one every 5 ms for a second."""
     found: list[float] = []
     async with run_one_controller(state, NothingReconciler(), concurrency=16) as runtime:
-        await runtime.remember(["k"])
+        await runtime.record_applied(["k"])
         ended = trio.Event()
         runtime.context.on_outcome = lambda *_: ended.set()
         runtime.declare(["k"])

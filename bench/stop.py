@@ -80,7 +80,7 @@ async def ours(state: Path) -> Times:
             if not any(host.stop.all_works()):
                 over.set()
 
-        await runtime.remember(names)
+        await runtime.record_applied(names)
         host.on_outcome = outcome
         runtime.declare(names)
         host.services.start_soon(host.stop.run_stages, lambda _: None)
@@ -88,7 +88,6 @@ async def ours(state: Path) -> Times:
         await sleeper.all_asleep.wait()
         began, spent_before = trio.current_time(), time.process_time()
         host.stop.begin("bench", at=began - (CRITICAL_LIMIT - HARD))
-        runtime.dispatcher.wake()
         await over.wait()
     return (
         ended["ordinary"] - began,

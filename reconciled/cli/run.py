@@ -21,13 +21,13 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     # is never looked at again, which keeps full collections short, above all those of a stop.
     gc.disable()
     from reconciled.config.load import find_config
-    from reconciled.runtime.daemon.integrations import Integrations
+    from reconciled.runtime.daemon.manager_integration import ManagerIntegration
     from reconciled.runtime.daemon.startup import run_daemon
 
     gc.freeze()
     gc.enable()
     # Out of the environment before anything could be spawned that would inherit it.
-    outside = Integrations.from_environ(os.environ)
+    outside = ManagerIntegration.from_environ(os.environ)
     path = find_config(arguments.config, os.environ)
     once, strict = arguments.once, arguments.strict
     code = run_daemon(path, dict(os.environ), signals, outside, once=once, strict=strict)

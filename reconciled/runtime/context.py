@@ -1,4 +1,4 @@
-"""What every part of the running daemon shares. One object, made by the daemon, handed down."""
+"""What every part of the running daemon shares: one object, passed to each of them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from reconciled.journal.sqlite.store import Store
 from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs
 from reconciled.programs.children import Children
-from reconciled.runtime.adoption_registry import AdoptionRegistry
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class RuntimeContext:
-    """The daemon's services, as its controllers and runs see them.
+    """The shared parts of one daemon, as its controllers and runs use them.
 
-    stopping() is the one question that everything asks before it begins: it reads the signal
-    handler's own flag, which is set before any task knows of the signal (invariant 2).
+    Everything checks ``stopping`` before it starts something: it reads the signal handler's own
+    flag, which is set before any task learns of the signal (invariant 2).
     """
 
     state: Path
@@ -38,33 +37,34 @@ class RuntimeContext:
     queue: WorkQueue
     store: Store
     operations: Operations
-    adoptions: AdoptionRegistry
     children: Children
     loops: LoopDetector
     stop_recorder: StopRecorder
     services: trio.Nursery
     # Called with each outcome: (key, result, failures in a row). ``run --once`` counts them.
     on_outcome: Callable[[Key, Result, int], None] | None = None
-    # Every source has said something, or has had its time for it.
+    # Keys that wait for a program that outlived an earlier daemon.
+    adopting: set[Key] = attrs.field(factory=set, init=False)
+    # Every source has reported, or its time for that is over.
     ready: bool = attrs.field(default=False, init=False)
-    # Why no key is handed out at the moment; empty: it is. Set by Dispatcher.pause() alone.
+    # Why no key is handed out at the moment; empty: there is no pause. Set by the dispatcher alone.
     pause_reason: str = attrs.field(default="", init=False)
     log: BoundLog = attrs.field(init=False)
     _runs: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.log = self.logs.log
-        # What programs have said is quoted in reasons, and these are kept in the journal as well.
+        # Reasons quote the output of programs, and the journal keeps reasons.
         self.children.redact = self.logs.redactor.redact
 
     @property
     def stopping(self) -> bool:
-        """Whether the instant of a stop is over."""
+        """Whether a stop has been requested."""
         return self.signals.stop_requested_at is not None or self.stop.began.is_set()
 
     @property
     def debugging(self) -> bool:
-        """Whether lines of level debug are written; asked before they are put together."""
+        """Whether debug lines are written; callers check it before they build one."""
         return self.logs.level == "debug"
 
     def next_run(self) -> int:
@@ -75,20 +75,22 @@ class RuntimeContext:
     def start_background(
         self, name: str, function: Callable[..., Awaitable[object]], *args: object
     ) -> None:
-        """Have a short write done by the services, which outlive all work; failures are logged."""
-        self.services.start_soon(self._chore, name, function, args, name=f"chore {name}")
+        """Run a short write as a service, which outlives all work; a failure is logged."""
+        self.services.start_soon(
+            self._run_background, name, function, args, name=f"background {name}"
+        )
 
     def log_store_state(self, error: str) -> None:
-        """Say whether the store can be written: when it changes, not with each write."""
+        """Log whether the store is writable; called when that changes, not at each write."""
         if error:
             self.log.error("journal.unwritable", reason=error)
         else:
             self.log.info("journal.writable")
 
-    async def _chore(
+    async def _run_background(
         self, name: str, function: Callable[..., Awaitable[object]], args: tuple[object, ...]
     ) -> None:
         try:
             await function(*args)
-        except Exception as error:  # noqa: BLE001 - a chore harms nobody else (invariant 12)
+        except Exception as error:  # noqa: BLE001 - it must not affect other work (invariant 12)
             self.log.error("background.failed", task=name, reason=str(error) or repr(error))

@@ -52,6 +52,8 @@ class Stop:
     children: set[Stop] = attrs.field(factory=set, init=False)
     # Stages with the time at which they were reached, for the report.
     history: list[tuple[Stage, float]] = attrs.field(factory=list, init=False)
+    # Called when this stop begins, whatever began it, before anything is cancelled.
+    on_begin: Callable[[], None] | None = attrs.field(default=None, init=False)
     # Called when a stage is reached, before anything is cancelled: the report reads the tree then.
     on_stage: Callable[[Stage], None] | None = attrs.field(default=None, init=False)
     # Called when the only run under a key's stop has ended.
@@ -143,6 +145,8 @@ class Stop:
         self._hard_at = self.began_at + self.limits.critical
         if self.parent is None:
             self.registry.stopping = True
+        if self.on_begin is not None:
+            self.on_begin()
         self._enter_stage(Stage.DRAINING)
         self.intake.cancel(reason=f"stop: {reason}")
         for section in self.all_sections():
@@ -205,7 +209,7 @@ class Stop:
         except BaseException as error:
             rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
             if rest is not None:
-                self.crash(f"crash: {_first(rest)!r}")
+                self.crash(f"crash: {first_error(rest)!r}")
             raise
 
     async def run_stages(self, on_stragglers: Callable[[list[Work]], None]) -> None:
@@ -277,8 +281,8 @@ class Stop:
         current_registry.set(self.registry)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
+def first_error(error: BaseException) -> BaseException:
+    """The first exception in *error* that is not a group; *error* itself if it is none."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -26,7 +26,7 @@ from reconciled.programs.cgroup import members_of
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import ChildRecord, read_child, read_end
 from reconciled.programs.reaper import Reaper
-from reconciled.runtime.daemon.strays import end_leftovers
+from reconciled.runtime.daemon.startup import end_leftovers
 from reconciled.service.notify import Notifier
 
 RECONCILED = Path(sys.executable).with_name("reconciled")

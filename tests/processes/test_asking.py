@@ -60,7 +60,7 @@ def test_c13_a_bad_configuration_is_78_with_its_problems(
     line = len(good.splitlines()) + 1
     assert problems[0].startswith(tuple(f"{site.config}:{each}:" for each in (line, line + 1)))
     assert problem in problems[0]
-    assert last == "rejected: the configuration as it was runs on"
+    assert last == "rejected: the previous configuration stays in force"
     assert len(problems) == len(daemon.all("config.invalid"))
     site.write(site.config, good)
     assert site.verb("reload").returncode == 0
@@ -121,7 +121,7 @@ def test_a_stop_is_begun_and_taken_on(site: Site) -> None:
         assert told.stdout == "The daemon is draining: what runs may finish.\n"
     assert "stopping" in site.verb("stop", "--now").stdout
     assert site.verb("reload").returncode == 1
-    assert site.verb("reload").stderr == "reconciled reload: a stop is under way\n"
+    assert site.verb("reload").stderr == "reconciled reload: stop in progress\n"
     assert "hard limit" in site.verb("stop", "--now").stdout
     stopped = daemon.ended()
     assert stopped.code == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +22,6 @@ import trio.testing
 from reconciled.api import Reconciler, Request, Result, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.core.loop_detector import LoopDetector
-from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.queue.states import Priority
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Report, Snapshot, Unavailable
@@ -30,17 +29,15 @@ from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import Logs, configure
 from reconciled.plugins.loading import Plugin
-from reconciled.programs.children import current_children
-from reconciled.runtime.adoption_registry import AdoptionRegistry
 from reconciled.runtime.context import RuntimeContext
-from reconciled.runtime.controllers import factory, loading
 from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.controllers.loading import LoadedController
+from reconciled.runtime.daemon.assembly import assemble
+from reconciled.runtime.daemon.shutdown import Shutdown
 from reconciled.runtime.decisions.removals import RemovalApprovals
-from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.signal_handlers import SignalHandlers
-from reconciled.stop import Stop, Work
+from reconciled.stop import Work
 
 Act = Callable[[Any], Awaitable[Any]]
 Line = dict[str, Any]
@@ -166,6 +163,7 @@ class OneController:
     sources: list[ScriptedSource]
     approvals: RemovalApprovals
     dispatcher: Dispatcher
+    shutdown: Shutdown
     log_file: Path
     # Work that a stop had to leave behind.
     stragglers: list[Work] = attrs.field(factory=list)
@@ -235,10 +233,9 @@ class OneController:
         return found
 
     async def signal(self) -> None:
-        """The instant of a stop, as the daemon acts on a SIGTERM."""
+        """Request a stop, as the daemon does for a SIGTERM."""
         self.context.signals.stop_requested_at = 0.0
-        self.context.stop.begin("SIGTERM")
-        self.dispatcher.wake()
+        self.shutdown.begin_stop("SIGTERM", signal.SIGTERM)
 
 
 @asynccontextmanager
@@ -260,47 +257,43 @@ async def run_one_controller(
     config = load(file, {}).config
     logs = logs_to(tmp_path / "log", level)
     async with trio.open_nursery() as services:
-        stop = Stop("daemon", config.stop)
-        stop.install()
         store = Store.open(state)
-        host = RuntimeContext(
-            state,
-            logs,
-            SignalHandlers(),
-            stop,
-            WorkQueue(config.limits.concurrency, random.Random(1)),
-            store,
-            Operations(OperationJournal.load(store), state / "operations"),
-            AdoptionRegistry(),
-            current_children(),
-            LoopDetector(),
-            StopRecorder(stop),
-            services,
+        assembly = assemble(
+            state=state,
+            limits=config.stop,
+            concurrency=config.limits.concurrency,
+            logs=logs,
+            signals=SignalHandlers(),
+            store=store,
+            journal=OperationJournal.load(store),
+            services=services,
+            rng=random.Random(1),
         )
-        await services.start(host.store.run)
-        permits = RemovalApprovals(state, logs.log, lambda _, keys: built.approve_removals(keys))
-        await permits.prepare()
-        services.start_soon(permits.serve_reports)
-        built = factory.build(
-            loading.LoadedController(config.controllers["c"], plugin_of(script), script),
-            host,
-            stop,
-            permits,
-        )
+        context = assembly.context
+        await services.start(store.run)
+        await assembly.approvals.prepare()
+        services.start_soon(assembly.approvals.serve_reports)
+        plugin = plugin_of(script)
+        built = assembly.build_controller(LoadedController(config.controllers["c"], plugin, script))
         watchers = list(sources) or [ScriptedSource("source 0")]
         names = [watcher.name for watcher in watchers if watcher.declares]
-        # As built, but for its sources, which are the test's.
-        controller = attrs.evolve(
+        controller = assembly.controllers["c"] = attrs.evolve(
             built,
             watchers=tuple(watchers),
             desired=attrs.evolve(built.desired, sources=names, owned=built.desired.owned),
         )
-        built = controller
-        dispatcher = Dispatcher(host, lambda: {"c": controller})
         runtime = OneController(
-            host, config, script, controller, watchers, permits, dispatcher, tmp_path / "log"
+            context,
+            config,
+            script,
+            controller,
+            watchers,
+            assembly.approvals,
+            assembly.dispatcher,
+            assembly.shutdown,
+            tmp_path / "log",
         )
-        services.start_soon(stop.run_stages, runtime.stragglers.extend)
+        services.start_soon(context.stop.run_stages, runtime.stragglers.extend)
         await services.start(_work, runtime)
         try:
             yield runtime

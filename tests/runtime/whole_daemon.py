@@ -27,8 +27,7 @@ from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.controllers import factory
 from reconciled.runtime.controllers.loading import LoadedController, prepare
 from reconciled.runtime.daemon.daemon import Daemon
-from reconciled.runtime.daemon.integrations import Integrations
-from reconciled.runtime.daemon.startup import _once_code
+from reconciled.runtime.daemon.manager_integration import ManagerIntegration
 from reconciled.signal_handlers import SignalHandlers
 
 PLUGIN = """
@@ -104,7 +103,9 @@ class WholeDaemon:
     removed: list[str] = attrs.field(factory=list)
     active: set[str] = attrs.field(factory=set)
     # What ties the next daemon to the outside; it listens only where a test says so.
-    integrations: Integrations = attrs.field(factory=lambda: Integrations.from_environ({}))
+    integrations: ManagerIntegration = attrs.field(
+        factory=lambda: ManagerIntegration.from_environ({})
+    )
     listening: bool = False
     daemon: Daemon = attrs.field(init=False)
     exit_code: int | None = attrs.field(default=None, init=False)
@@ -255,8 +256,8 @@ class WholeDaemon:
             if not ended.is_set() and self.daemon.signals.stop_requested_at is None:
                 self.signal()
             await ended.wait()
-            if once:
-                self.once_exit_code = _once_code(logs, self.daemon.once_progress)
-        store.close()  # a daemon that crashed before it ran has not done so
+            if self.daemon.once_progress is not None:
+                self.once_exit_code = self.daemon.once_progress.log_result(logs.log)
+        store.close()  # a daemon that crashed before its services started has not done so
         self.integrations.close()
         logs.close()

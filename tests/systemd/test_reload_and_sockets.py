@@ -100,7 +100,7 @@ def test_a_reload_during_a_drain_is_refused(service: Service) -> None:
     stop = service.begin("stop")
     service.wait_for("stop.began")
     told = service.box.run("reconciled", "reload", check=False)
-    assert (told.returncode, told.stderr) == (1, "reconciled reload: a stop is under way\n")
+    assert (told.returncode, told.stderr) == (1, "reconciled reload: stop in progress\n")
     assert service.reload(check=False).returncode != 0
     assert ended(stop) != 0  # "Job canceled"
     service.wait_for("stop.ended", exit_code=0)

@@ -1,7 +1,7 @@
-"""What the running daemon is asked for: a stop, one stage on, a reload, a look at its tasks.
+"""Commands to the running daemon, by signals and by the control socket.
 
-Signals and the control socket ask for the same few things; each is carried out here, in the
-loop, in the order in which it was asked for.
+They are a stop, the next stage of a stop, a reload, a dump of the tasks and a scan for orphans.
+Each is carried out here, in the loop, in the order in which it was received.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ from reconciled.programs.orphans import OrphanReaper
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.reload import Reloader, ReloadRequest
 from reconciled.runtime.daemon.shutdown import Shutdown
-from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.signal_handlers import STOP_SIGNALS
 from reconciled.stop.last_resort import LastResort
 
-STOPS_ALREADY = "a stop is under way"
+STOP_IN_PROGRESS = "stop in progress"
 
 
 @attrs.define(eq=False)
 class Commands:
-    """The daemon's ear. listen() opens it: from then on a stop has stages."""
+    """Carries commands out. From start() on, a stop has stages."""
 
     context: RuntimeContext
-    dispatcher: Dispatcher
     shutdown: Shutdown
     reloader: Reloader
     orphans: OrphanReaper
     last_resort: LastResort
-    # Set when the start is over: until then nobody is asked for anything but by a signal.
+    # Set when the start is over: until then the control socket's verbs wait.
     started: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def start(self) -> None:
-        """Act on signals, those that came during the start as well."""
+        """Act on signals, including those that arrived during the start."""
         token = trio.lowlevel.current_trio_token()
 
         def wake() -> None:
@@ -53,35 +51,35 @@ class Commands:
         self.started.set()
 
     def stop(self, reason: str) -> None:
-        """Begin a stop, unless one is under way: *reason* is who asks for it."""
-        if self.context.stopping:
-            return
-        self.shutdown.log_stop_began(reason=reason)
-        self.context.stop.begin(reason)
-        # Nobody else tells it: without this it would sleep through the whole drain.
-        self.dispatcher.wake()
+        """Begin a stop, unless one is in progress. *reason* names who requested it."""
+        if not self.context.stopping:
+            self.shutdown.begin_stop(reason)
 
     def escalate(self, reason: str) -> None:
-        """Begin a stop, or take the one that is under way one stage on."""
+        """Begin a stop, or take the one in progress one stage further."""
         if self.context.stop.stage is Stage.RUNNING:
             self.stop(reason)
         else:
             self.context.stop.escalate(reason)
 
     def reload(self) -> ReloadRequest | None:
-        """Reload soon; None where a stop came first, which the log tells."""
+        """Request a reload; None, with a log line, while a stop is in progress."""
         if self.context.stopping:
-            self.context.log.warning("reload.refused", reason=STOPS_ALREADY)
+            self.log_reload_refused()
             return None
         return self.reloader.request()
 
+    def log_reload_refused(self) -> None:
+        """Log that a reload does not take place, because of a stop."""
+        self.context.log.warning("reload.refused", reason=STOP_IN_PROGRESS)
+
     def _deliver(self) -> None:
-        """In the loop: act on what the handlers saw, in order."""
+        """In the loop: act on what the handlers received, in order."""
         received = self.context.signals.received
         while received:
             number, at = received.popleft()
             if number in STOP_SIGNALS:
-                self._stop(number, at)
+                self._stop_by_signal(number, at)
             elif number == signal.SIGHUP:
                 self.reload()
             elif number == signal.SIGUSR2:
@@ -89,13 +87,11 @@ class Commands:
             elif number == signal.SIGCHLD:
                 self.orphans.request_scan()
 
-    def _stop(self, number: int, at: float) -> None:
-        stop, name = self.context.stop, signal.Signals(number).name
+    def _stop_by_signal(self, number: int, at: float) -> None:
+        stop = self.context.stop
         if stop.stage is Stage.RUNNING:
-            self.context.stop_recorder.signal = number
-            self.shutdown.log_stop_began(signal=name)
-            stop.begin(name, at=trio.current_time() - (time.monotonic() - at))
-            self.dispatcher.wake()
+            received_at = trio.current_time() - (time.monotonic() - at)
+            self.shutdown.begin_stop(signal.Signals(number).name, number, received_at)
         elif number == signal.SIGINT:
             stop.escalate("SIGINT again")
         else:

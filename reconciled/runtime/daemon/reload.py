@@ -187,7 +187,7 @@ class Reloader:
         if not await self.swap(swap):
             if change is not None:
                 change.discard()
-            return ReloadResult(reason="a stop is under way")
+            return ReloadResult(reason="stop in progress")
         if change is not None:
             change.commit()
         self.config = prepared.config
@@ -208,7 +208,7 @@ class Reloader:
         self.log.error(
             "reload.failed",
             problems=len(invalid.problems),
-            reason="the configuration as it was runs on",
+            reason="the previous configuration stays in force",
         )
         return ReloadResult(problems=tuple(invalid.problems))
 

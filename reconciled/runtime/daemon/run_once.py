@@ -1,4 +1,4 @@
-"""``run --once``: each key until it is done or will not be, then the staged stop."""
+"""``run --once``: reconcile each key until it is done or has failed, then stop in stages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import attrs
 
+from reconciled.core.exit_codes import DONE, NOT_DONE
 from reconciled.core.resources import Key
 from reconciled.core.results import Outcome, Result
+from reconciled.observe.bound_log import BoundLog
 from reconciled.runtime.controllers.controller import Controller
 
 ATTEMPTS = 3  # failures in a row after which a key counts as not done
@@ -15,16 +17,18 @@ ATTEMPTS = 3  # failures in a row after which a key counts as not done
 
 @attrs.define(eq=False)
 class OnceProgress:
-    """Counts outcomes. finished() is called when no key is left to wait for."""
+    """Counts outcomes. on_finished() is called when every key has one."""
 
-    finished: Callable[[], None]
+    on_finished: Callable[[], None]
+    # Keys that are not done, and sources that are not read, each with the reason.
     failed: dict[Key, str] = attrs.field(factory=dict, init=False)
     unread: dict[str, str] = attrs.field(factory=dict, init=False)
+    # None before begin(): the keys are not known yet.
     _waiting: set[Key] | None = attrs.field(default=None, init=False)
     _done: set[Key] = attrs.field(factory=set, init=False)
 
     def begin(self, controllers: list[Controller]) -> None:
-        """All sources have been read: from now on it is known what to wait for."""
+        """All sources have been read: the keys to wait for are known."""
         wanted: set[Key] = set()
         for controller in controllers:
             wanted |= controller.manifests.keys() | controller.removing
@@ -36,8 +40,8 @@ class OnceProgress:
         self._waiting = wanted - self._done - self.failed.keys()
         self._check_finished()
 
-    def stalled(self, controller: str, reason: str) -> None:
-        """*controller* cannot run: which keys it would have is not even known."""
+    def record_stalled(self, controller: str, reason: str) -> None:
+        """*controller* cannot run: its keys are unknown."""
         self.unread[f"controller {controller}"] = f"it stalls: {reason}"
 
     def record_outcome(self, key: Key, result: Result, failures: int) -> None:
@@ -55,16 +59,18 @@ class OnceProgress:
             self._waiting.discard(key)
             self._check_finished()
 
-    @property
-    def begun(self) -> bool:
-        """Whether begin() was reached: otherwise nobody knows which keys there are."""
-        return self._waiting is not None
-
-    @property
-    def missing(self) -> set[Key]:
-        """Keys that had no outcome before the stop."""
-        return self._waiting or set()
-
     def _check_finished(self) -> None:
         if not self._waiting:
-            self.finished()
+            self.on_finished()
+
+    def log_result(self, log: BoundLog) -> int:
+        """Log each key and source that is not done; the exit code."""
+        if self._waiting is None:
+            log.error("once.not_done", reason="stopped before every source was read")
+            return NOT_DONE
+        reasons = dict.fromkeys(self._waiting, "stopped before it was reconciled") | self.failed
+        for key, reason in sorted(reasons.items()):
+            log.error("once.not_done", key=key, reason=reason)
+        for source, reason in sorted(self.unread.items()):
+            log.error("once.source_incomplete", source=source, reason=reason)
+        return NOT_DONE if reasons or self.unread else DONE

@@ -1,7 +1,10 @@
-"""How the process ends: in order, with work left behind, or by the last resort.
+"""A stop of the daemon from its begin to the end of the process.
 
-Whichever way it is, ordinary children are ended, the stop is reported, and what is in the log
-buffer is written. The exit codes are those of the contract: 0, 1, 3 and 70.
+1. Every stop begins in ``Stop.begin``, whatever requested it; from there this module logs it once
+   and wakes the dispatcher.
+2. The process ends in order, with work left behind, or by the last resort. In each case ordinary
+   children are ended, the stop is reported, and the log buffer is written.
+3. The exit codes are those of the contract: 0, 1, 3 and 70.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from reconciled.runtime.context import RuntimeContext
 from reconciled.signal_handlers import STOP_SIGNALS
 from reconciled.stop import Cut, Work
 from reconciled.stop.last_resort import Blocked
+from reconciled.stop.stop import first_error
 
 # The innermost frames of what blocks the loop that one log line shows.
 FRAMES = 6
@@ -27,42 +31,61 @@ FRAMES = 6
 
 @attrs.define(eq=False)
 class Shutdown:
-    """Made with the daemon; each method that leaves does so once."""
+    """How one daemon stops; it calls at most one of the methods that end the process."""
 
     context: RuntimeContext
     crashed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.context.stop.on_begin = self._handle_begin
         self.context.stop.registry.on_cleanup_cut = self._log_cleanup_cut
 
-    # -- while the stop goes on ----------------------------------------------
+    # -- begin ---------------------------------------------------------------
 
-    def log_stop_began(self, **by: str) -> None:
-        """The first line of a stop: *by* what, what it waits for, and how long at most."""
+    def begin_stop(self, reason: str, number: int | None = None, at: float | None = None) -> None:
+        """Begin a stop for *reason*, or for the signal *number*. Later calls change nothing.
+
+        at  when it was requested, in trio's time: the limits count from there. None: now
+        """
+        if number is not None and self.context.stop.stage is Stage.RUNNING:
+            self.context.stop_recorder.signal = number
+        self.context.stop.begin(reason, at=at)
+
+    def handle_crash(self, error: BaseException) -> None:
+        """Log *error*, which ended a task of the daemon itself, and stop with exit code 1."""
+        self.context.log.critical("daemon.crashed", exc_info=error)
+        self.crashed = True
+        self.context.stop.crash(f"crash: {first_error(error)!r}")
+
+    def _handle_begin(self) -> None:
+        """Log what began the stop, what it waits for and how long at most; wake the dispatcher."""
         stop = self.context.stop
         limits = stop.limits
+        by = "signal" if self.context.stop_recorder.signal is not None else "reason"
         critical = [section.name for section in stop.all_sections()]
         self.context.log.info(
             "stop.began",
-            **by,
+            **{by: stop.reason},
             running=len(list(stop.all_works())),
             critical=len(critical),
             drain_s=limits.drain,
             critical_s=limits.critical,
             cleanup_s=limits.cleanup,
         )
+        # Otherwise it would sleep until the next key is due.
+        self.context.queue.wake()
 
     def _log_cleanup_cut(self, cut: Cut) -> None:
         self.context.log.warning("cleanup.cut", key=cut.key or cut.owner, reason=str(cut))
 
-    # -- the ends --------------------------------------------------------------
+    # -- end -----------------------------------------------------------------
 
     def finish(self) -> int:
-        """The tree has ended by itself."""
+        """Report the stop after every task has ended; the exit code."""
         stop = self.context.stop
         lost = self.context.operations.journal.pending
         for record in lost:
-            reason = "its outcome never became durable: the next start finds it interrupted"
+            reason = "its outcome was not made durable: the next start finds it interrupted"
             self.context.log.error(
                 "operation.outcome_lost", key=record.key, operation=record.id, reason=reason
             )
@@ -73,10 +96,10 @@ class Shutdown:
         return code
 
     def exit_leaving_work(self, works: Sequence[Work]) -> None:
-        """Work is still there after its cancellation and cleanup: leave without it.
+        """End the process while *works* still run after their cancellation and cleanup.
 
-        Does not return. trio cannot abandon a task; one in a thread or a foreign shield would
-        keep the process for as long as it likes.
+        Does not return. trio cannot abandon a task: one in a thread, or in a shield of a plugin,
+        would keep the process without limit.
         """
         for work in works:
             self.context.log.error(
@@ -91,26 +114,26 @@ class Shutdown:
         os._exit(CUT)
 
     def collapse(self, error: BaseException) -> int:
-        """The loop itself has broken down, and nothing of the tree runs any more; the exit code."""
+        """Report a failure of the event loop itself, which ended every task; the exit code."""
         cause = error.__cause__ or error
-        self.context.log.critical("daemon.crashed", reason=f"the loop broke down: {cause!r}")
+        self.context.log.critical("daemon.crashed", reason=f"the event loop failed: {cause!r}")
         self.context.log.debug("daemon.traceback", exc_info=error)
         self._report(FAILED, kill=True)
         return FAILED
 
     def log_blocked(self, blocked: Blocked) -> None:
-        """In the last resort's thread: the loop does not turn."""
+        """Log, in the last resort's thread, that the loop is blocked."""
         self.context.logs.log_from_thread(
             "error",
             "loop.blocked",
             blocked_s=round(blocked.seconds, 1),
             task=blocked.task,
             where=list(blocked.where[-FRAMES:]),
-            reason="code in the event loop does not give way: let it await, or use a thread",
+            reason="is blocking the event loop: add an await, or use a thread",
         )
 
     def exit_hung(self, blocked: Blocked) -> None:
-        """In the last resort's thread: time is over. Does not return."""
+        """Report the stop and end the process, in the last resort's thread. Does not return."""
         logs = self.context.logs
         logs.log_from_thread(
             "critical",
@@ -118,7 +141,7 @@ class Shutdown:
             blocked_s=round(blocked.seconds, 1),
             task=blocked.task,
             where=list(blocked.where),
-            reason="the event loop does not answer: the process is ended from outside it",
+            reason="the event loop is blocked: the last resort ends the process",
         )
         for number, at in self.context.signals.received.copy():
             if number in STOP_SIGNALS:
@@ -135,42 +158,44 @@ class Shutdown:
         stacks: Sequence[str] = (),
         hung: bool = False,
     ) -> None:
-        host = self.context
-        # Looked at before they are killed: how fast they die must not decide who is reported.
-        left = host.children.remaining()
-        killed = frozenset(child.pid for child in host.children.end_all()) if kill else frozenset()
-        report = host.stop_recorder.report(
+        context = self.context
+        # Read before they are killed: how fast they end must not decide which are reported.
+        left = context.children.remaining()
+        killed = (
+            frozenset(child.pid for child in context.children.end_all()) if kill else frozenset()
+        )
+        report = context.stop_recorder.report(
             code,
-            operations=host.operations.journal.list_open(),
+            operations=context.operations.journal.list_open(),
             left=left,
             killed=killed,
             stacks=stacks,
-            drops=host.logs.sink.statistics().dropped,
+            drops=context.logs.sink.statistics().dropped,
         )
-        trouble = stop_report.write(report, host.state, host.logs.redactor.redact)
+        problem = stop_report.write(report, context.state, context.logs.redactor.redact)
         fields = {
             "exit_code": code,
             "duration_s": round(report.duration_s, 3),
             "stage": max((stage for stage, _ in report.stages), default=Stage.RUNNING).name,
             "interrupted": len(report.interrupted),
-            "cut": host.stop.registry.cut_count,
+            "cut": context.stop.registry.cut_count,
             "programs_left": len(report.children),
             "keys_unserved": report.not_served,
-            "report": str(host.state / stop_report.TEXT_NAME),
+            "report": str(context.state / stop_report.TEXT_NAME),
         }
-        if reason := "; ".join(filter(None, (stop_report.describe_exit_code(code), trouble))):
+        if reason := "; ".join(filter(None, (stop_report.describe_exit_code(code), problem))):
             fields["reason"] = reason
         if code != DONE and report.operations:
             fields["commands"] = "reconciled journal list   # what the next start recovers"
         level = "info" if code == DONE else "error"
         if hung:
-            host.logs.log_from_thread(level, "stop.ended", **fields)
+            context.logs.log_from_thread(level, "stop.ended", **fields)
             return
-        self._log_left(report)
-        getattr(host.log, level)("stop.ended", **fields)
+        self._log_unfinished(report)
+        getattr(context.log, level)("stop.ended", **fields)
 
-    def _log_left(self, report: StopReport) -> None:
-        """A line for each thing that did not end well, by which it can be looked up."""
+    def _log_unfinished(self, report: StopReport) -> None:
+        """Log each program that still runs and each operation that was cut, by its key."""
         log = self.context.log
         for each in report.children:
             owner = {"key": each.key} if each.key else {}

@@ -1,7 +1,8 @@
-"""The start of the daemon: everything before the loop runs, and what may go wrong with it.
+"""The start of the daemon: everything before the loop runs, and how it can fail.
 
-Order: configuration, plugins, reaper, lock, store, loop. Nothing is written before the lock is
-held, and nothing is begun before the loop runs, so that a signal until then just ends it.
+Order: configuration, plugins, subreaper, lock, store, leftover processes, loop. Nothing is
+written before the lock is held, and nothing starts before the loop runs, so that a signal until
+then ends the process at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import trio
@@ -24,20 +25,21 @@ from reconciled.core.errors import (
     StoreTooNew,
     StoreUnusable,
 )
-from reconciled.core.exit_codes import DONE, FAILED, INVALID, LOCKED, NOT_DONE
-from reconciled.core.resources import Key
+from reconciled.core.exit_codes import DONE, FAILED, INVALID, LOCKED
 from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
+from reconciled.journal.operation_record import OperationRecord
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.state_lock import StateLock
+from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs, configure
-from reconciled.programs.cgroup import cgroup_of_main_process
+from reconciled.programs.cgroup import cgroup_of_main_process, hidden_in, members_of
 from reconciled.programs.orphans import become_subreaper
+from reconciled.programs.reaper import Reaper
+from reconciled.programs.survivors import TERM_GRACE
 from reconciled.runtime.controllers.loading import PreparedConfig, prepared_whole
 from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
 from reconciled.runtime.daemon.daemon import Daemon
-from reconciled.runtime.daemon.integrations import Integrations
-from reconciled.runtime.daemon.run_once import OnceProgress
-from reconciled.runtime.daemon.strays import end_leftovers
+from reconciled.runtime.daemon.manager_integration import ManagerIntegration
 from reconciled.runtime.host.unit_check import UnitCheck
 from reconciled.signal_handlers import SignalHandlers
 
@@ -46,14 +48,14 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
     path: Path,
     environ: Mapping[str, str],
     signals: SignalHandlers,
-    integrations: Integrations,
+    integration: ManagerIntegration,
     *,
     once: bool = False,
     strict: bool = False,
 ) -> int:
-    """Be the daemon until it has stopped; the exit code. The handlers are installed already."""
+    """Run the daemon until it has stopped; the exit code. *signals* are installed already."""
     began = time.monotonic()
-    # For what ends us with a signal of its own: a crash in C code, the manager's watchdog.
+    # Stacks for an end by a signal: a crash in C code, or the manager's watchdog.
     faulthandler.enable(file=2, all_threads=True)
     try:
         loaded = load(path, environ)
@@ -70,8 +72,8 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
             logs.log.warning("config.warning", at=str(warning.origin), reason=warning.message)
         for line in not_built_lines(loaded.config):
             logs.log.warning("config.not_built", reason=line)
-        integrations.unit = UnitCheck(logs.log, environ, integrations.notifier.watchdog_s)
-        if strict and not integrations.unit.fits(loaded.config.stop):
+        integration.unit = UnitCheck(logs.log, environ, integration.notifier.watchdog_s)
+        if strict and not integration.unit.fits(loaded.config.stop):
             reason = "--strict: the stop budget does not fit the unit"
             logs.log.error("daemon.refused", reason=reason)
             return INVALID
@@ -79,7 +81,7 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
             path,
             environ,
             signals,
-            integrations,
+            integration,
             prepared=prepared,
             logs=logs,
             once=once,
@@ -91,7 +93,7 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
 
 
 def _log_invalid(path: Path, environ: Mapping[str, str], invalid: Invalid) -> int:
-    """The log's settings may be what is wrong: these lines go out in the default format."""
+    """Log the problems, in the default format, because the log's own settings may be invalid."""
     logs = configure(environment=environ)
     redact_credentials(logs.redactor)
     for problem in invalid.problems:
@@ -105,7 +107,7 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     path: Path,
     environ: Mapping[str, str],
     signals: SignalHandlers,
-    integrations: Integrations,
+    integration: ManagerIntegration,
     *,
     prepared: PreparedConfig,
     logs: Logs,
@@ -113,9 +115,9 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     began: float,
 ) -> int:
     become_subreaper()
-    signals.install()  # again: a parent that ignored a signal has handed that down
+    signals.install()  # again: a signal that the parent ignored is inherited as ignored
     state = prepared.config.state
-    integrations.notify_opening()
+    integration.notify_opening()
     opened = _opened(state, logs)
     if isinstance(opened, int):
         return opened
@@ -135,21 +137,21 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     kept = prepared.config.journal.history
     journal = OperationJournal.load(store, history=HistoryLimits(kept.operations, kept.age))
     _log_store_condition(logs, store, journal)
-    group = cgroup_of_main_process(environ) if integrations.notifier.present else None
+    group = cgroup_of_main_process(environ) if integration.notifier.present else None
     if group is not None:
         end_leftovers(group, state / "operations", journal.list_open(), logs.log)
     daemon = Daemon(
-        path, environ, prepared, logs, signals, integrations, store, journal, once=once, began=began
+        path, environ, prepared, logs, signals, integration, store, journal, once=once, began=began
     )
     code = _run(daemon)
-    if once and code == DONE:
-        code = _once_code(logs, daemon.once_progress)
+    if daemon.once_progress is not None and code == DONE:
+        code = daemon.once_progress.log_result(logs.log)
     lock.release()
     return code
 
 
 def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
-    """The lock and the store; or the exit code, where either refuses."""
+    """The lock and the store, or the exit code if one of them cannot be opened."""
     try:
         return StateLock.acquire(state), Store.open(state)
     except StateLocked as error:
@@ -165,21 +167,21 @@ def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:
 
 def _run(daemon: Daemon) -> int:
     try:
-        daemon.integrations.open(daemon.prepared.config, daemon.logs.log)
+        daemon.integration.open(daemon.prepared.config, daemon.logs.log)
     except ListenRefused as error:
         daemon.logs.log.error("daemon.failed", reason=str(error))
         return FAILED
     try:
         return trio.run(daemon.run, strict_exception_groups=True)
     except trio.TrioInternalError as error:
-        # A plugin's system task failed, say: trio has given up on the tree, and so do we.
+        # For example, a system task of a plugin failed: trio has abandoned the tree.
         return daemon.shutdown.collapse(error)
     finally:
-        daemon.integrations.close()
+        daemon.integration.close()
 
 
 def _log_store_condition(logs: Logs, store: Store, journal: OperationJournal) -> None:
-    """What the last end has left: a torn tail, damage, operations to settle."""
+    """Log what the last run of the daemon left: a torn tail, damage, open operations."""
     condition = store.integrity
     if condition.warning:
         logs.log.warning("journal.torn_tail", reason=condition.warning)
@@ -204,14 +206,27 @@ def _log_store_condition(logs: Logs, store: Store, journal: OperationJournal) ->
         )
 
 
-def _once_code(logs: Logs, progress: OnceProgress | None) -> int:
-    """Name each key that is not done."""
-    if progress is None or not progress.begun:
-        logs.log.error("once.not_done", reason="it was stopped before every source was read")
-        return NOT_DONE
-    reasons: dict[Key, str] = dict.fromkeys(progress.missing, "the stop came first")
-    for key, reason in sorted((reasons | progress.failed).items()):
-        logs.log.error("once.not_done", key=key, reason=reason)
-    for source, reason in sorted(progress.unread.items()):
-        logs.log.error("once.source_incomplete", source=source, reason=reason)
-    return NOT_DONE if reasons or progress.failed or progress.unread else DONE
+def end_leftovers(
+    group: Path, operations: Path, found: Iterable[OperationRecord], log: BoundLog
+) -> None:
+    """End what an earlier daemon of this unit left running in its control group *group*.
+
+    operations  the directory of operations
+    found       the open ones: their critical programs are left to their adoption, which waits
+
+    ``reap`` normally does this when the daemon has ended. It may have been killed itself, and a
+    unit may not use it: then the service manager logs "Found left-over process" and starts this
+    process beside them. An ordinary program that continued would race its own recovery. Only for
+    the unit's main process, and before it is ready: until then no other process belongs there.
+
+    Blocks for 10 s at most. Logs each process that it ends.
+    """
+    # Our programs are in our group: where it has no other member, no record has to be read.
+    if not any(process.alive for process in members_of(group)) and not hidden_in(group):
+        return
+
+    def report(text: str) -> None:
+        log.warning("program.left_over", reason=text)
+
+    adopted = frozenset(record.id for record in found)
+    Reaper(0.0, TERM_GRACE, report, group, adopted=adopted).reap(operations)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import attrs
 import trio
@@ -48,7 +48,7 @@ class Heartbeat:
 
     context: RuntimeContext
     notifier: Notifier
-    controllers: Callable[[], Mapping[str, Controller]]
+    controllers: Mapping[str, Controller]
     _began: float = attrs.field(factory=trio.current_time, init=False)
     _pending: deque[dict[str, object]] = attrs.field(factory=deque, init=False)
     _ready: bool = attrs.field(default=False, init=False)
@@ -142,10 +142,10 @@ class Heartbeat:
         if self._stopping:
             return status_line.of_stop(self.context.stop, now)
         if not self._ready:
-            return status_line.of_start(self.controllers(), self._began, now)
+            return status_line.of_start(self.controllers, self._began, now)
         if self._reloading:
             return StatusLine("reloading")
-        return status_line.of_running(self.context, self.controllers(), self._note)
+        return status_line.of_running(self.context, self.controllers, self._note)
 
     def _due(self, status: StatusLine, now: float) -> dict[str, object]:
         due: dict[str, object] = {}

@@ -49,7 +49,7 @@ class UnitCheck:
         self._log_findings(compared)
         return all(finding.severity is not Severity.FAULT for finding in compared.findings)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Have the limits of a stop compared soon, if they are others than last time."""
         self._due.set()
 

@@ -35,7 +35,7 @@ def enqueue_open_operations(controller: Controller, now: float) -> None:
 def adopt(controller: Controller, record: OperationRecord) -> bool:
     """Start waiting for the program of *record*; False if none is alive. Synchronous."""
     context = controller.context
-    if record.key in context.adoptions:
+    if record.key in context.adopting:
         return True
     try:
         survivor = find_survivor(context.operations.root / record.id)
@@ -50,7 +50,7 @@ def adopt(controller: Controller, record: OperationRecord) -> bool:
     if not survivor.alive or controller.nursery is None:
         survivor.close()
         return False
-    context.adoptions.add(record.key, record.id)
+    context.adopting.add(record.key)
     name = f"adopted {record.key}"
     controller.nursery.start_soon(_wait, controller, record, survivor, name, name=name)
     return True
@@ -83,7 +83,7 @@ async def _wait(
         # The wait is over; recovery reads the same record and holds the key for it.
         log.error("program.unreadable", reason=str(error))
     finally:
-        controller.context.adoptions.remove(record.key)
+        controller.context.adopting.remove(record.key)
         survivor.close()
         now = trio.current_time()
         controller.lane.add(record.key, now, "its program ended", Priority.RECOVERY)

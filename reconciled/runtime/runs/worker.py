@@ -112,7 +112,7 @@ def _return_if_blocked(controller: Controller, job: Job) -> bool:
         # The signal came after the job was handed out: it never began (invariant 2).
         controller.lane.interrupted(job, now)
         return True
-    if job.key in controller.context.adoptions:
+    if job.key in controller.context.adopting:
         # A program of an earlier life is still at it; its end queues the key again.
         controller.lane.terminal(job, now)
         return True

@@ -286,7 +286,7 @@ async def test_a_permit_for_no_controller_is_told(
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
         write_approval(whole_daemon.state, PendingApproval("zz", (), 1))
-        await daemon.approvals.inbox.scan()
+        await daemon.assembly.approvals.inbox.scan()
         assert whole_daemon.log_lines("removals.bad_approval", controller="zz")
 
 

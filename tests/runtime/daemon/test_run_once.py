@@ -12,8 +12,8 @@ from trio.testing import MockClock
 from whole_daemon import WholeDaemon
 
 from reconciled.api import Result, after, done, retry, terminal
+from reconciled.core.exit_codes import DONE, NOT_DONE
 from reconciled.core.sources import Unavailable
-from reconciled.runtime.daemon.startup import DONE, NOT_DONE
 
 
 def failing(times: int, reason: str = "no network") -> Any:
@@ -202,7 +202,7 @@ async def test_a_signal_before_the_end_is_not_done(
         whole_daemon.signal()
     assert whole_daemon.once_exit_code == NOT_DONE
     told = {line["key"]: line["reason"] for line in whole_daemon.log_lines("once.not_done")}
-    assert told == {"a/slow": "the stop came first"}
+    assert told == {"a/slow": "stopped before it was reconciled"}
 
 
 async def test_nothing_declared_is_done(

@@ -108,7 +108,7 @@ async def beating(
         run_one_controller(tmp_path, script or ScriptedReconciler(), **more) as runtime,
         trio.open_nursery() as nursery,
     ):
-        heart = Heartbeat(runtime.context, manager, lambda: {"c": runtime.controller})  # type: ignore[arg-type]
+        heart = Heartbeat(runtime.context, manager, {"c": runtime.controller})  # type: ignore[arg-type]
         nursery.start_soon(heart.serve, name="heartbeat")  # noqa: ASYNC113 - whenever it begins
         yield Beating(runtime, manager, heart, nursery)
         nursery.cancel_scope.cancel(reason="the test is over")

@@ -24,7 +24,7 @@ from reconciled.control.addresses import open_control
 from reconciled.control.protocol import ControlReply
 from reconciled.core.errors import ListenRefused
 from reconciled.runtime.daemon import reload
-from reconciled.runtime.daemon.verbs import Verbs
+from reconciled.runtime.daemon.control_verbs import ControlVerbs
 from reconciled.runtime.host import listeners
 from reconciled.runtime.host.listeners import Listeners
 from reconciled.service.notify import Notifier
@@ -251,7 +251,9 @@ def listen(whole_daemon: WholeDaemon, port: int | None) -> None:
 
 
 async def reloaded(whole_daemon: WholeDaemon) -> ControlReply:
-    return await Verbs(whole_daemon.daemon.context, whole_daemon.daemon.commands).reload(None)  # type: ignore[arg-type]
+    return await ControlVerbs(whole_daemon.daemon.context, whole_daemon.daemon.commands).reload(
+        None
+    )  # type: ignore[arg-type]
 
 
 async def test_a_reload_changes_the_listener(

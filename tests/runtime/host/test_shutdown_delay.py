@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from reconciled.api import Result, done
 from reconciled.core.errors import LogindUnreachable
-from reconciled.runtime.daemon.integrations import Integrations
+from reconciled.runtime.daemon.manager_integration import ManagerIntegration
 from reconciled.runtime.host.shutdown_delay import (
     PAUSE_TIMEOUT,
     PAUSED,
@@ -361,9 +361,12 @@ async def test_only_a_managed_daemon_delays(
     served: list[str] = []
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")} if managed else {}
     async with run_one_controller(tmp_path, ScriptedReconciler()) as delayed:
-        commands: Any = SimpleNamespace(dispatcher=delayed.dispatcher, reloader=SimpleNamespace())
-        outside = Integrations.from_environ(environ)
-        outside.begin(delayed.context, commands, lambda name, *_: served.append(name))
+        assembly: Any = SimpleNamespace(
+            context=delayed.context, dispatcher=delayed.dispatcher, controllers={}
+        )
+        commands: Any = SimpleNamespace(reloader=SimpleNamespace())
+        outside = ManagerIntegration.from_environ(environ)
+        outside.begin(assembly, commands, lambda name, *_: served.append(name))
         assert ("shutdown lock" in served) is managed
         if outside.notifier._socket is not None:
             outside.notifier._socket.close()

@@ -112,12 +112,12 @@ async def test_it_is_asked_once_for_the_same_limits(
     nursery.start_soon(fitting.fit.serve, lambda: now)
     await wait_all_tasks_blocked()
     assert fitting.asked == []
-    fitting.fit.ask()
+    fitting.fit.request()
     await fitting.log.lines(1)
-    fitting.fit.ask()
+    fitting.fit.request()
     await wait_all_tasks_blocked()
     now = LONGER
-    fitting.fit.ask()
+    fitting.fit.request()
     await fitting.log.lines(2)
     assert fitting.asked == [LIMITS, LONGER]
     # What was said is not said again.
@@ -128,7 +128,7 @@ async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery
     """Where nobody tells of a unit, that is a line for who debugs, and nothing more."""
     fitting.answers[LIMITS] = UnitComparison(reason="this process is not of a service unit")
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
-    fitting.fit.ask()
+    fitting.fit.request()
     await fitting.log.lines(1)
     assert fitting.log.events == [("debug", "unit.unavailable")]
 
@@ -137,6 +137,6 @@ async def test_a_unit_that_fits_is_said_to(fitting: Fitting, nursery: trio.Nurse
     """That nothing was found is a line of its own, so that silence means that nobody has looked."""
     fitting.answers[LIMITS] = UnitComparison("r.service", findings=(MIXED,))
     nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
-    fitting.fit.ask()
+    fitting.fit.request()
     await fitting.log.lines(2)
     assert fitting.log.events == [("info", "unit.ok"), ("info", "unit.note")]

@@ -112,7 +112,7 @@ async def test_its_key_waits_and_others_do_not(
         await trio.sleep(600)
         assert script.calls_for("a") == []
         assert script.calls_for("b") == ["reconcile"]
-        assert key("a") in runtime.context.adoptions
+        assert key("a") in runtime.context.adopting
         record = runtime.context.operations.journal.find_by_key(key("a"))
         assert record is not None
         # Waiting for a program does not count as a recovery.
@@ -123,7 +123,7 @@ async def test_its_key_waits_and_others_do_not(
         assert [request.spec.value for request in script.requests if request.name == "a"] == [1, 2]
         assert program.ended_by_us == []
         assert program.closed == 1
-        assert key("a") not in runtime.context.adoptions
+        assert key("a") not in runtime.context.adopting
         check_consistent(runtime)
 
 
@@ -287,7 +287,7 @@ async def test_a_damaged_record_harms_its_key_alone(
         assert program.closed == (when == "ended")
         assert runtime.context.stop.stage.name == "RUNNING"
         assert script.calls_for("b") == ["reconcile"]
-        assert key("a") not in runtime.context.adoptions
+        assert key("a") not in runtime.context.adopting
 
 
 # -- with records on the disk, and a real program -----------------------------

@@ -21,21 +21,17 @@ from reconciled.api import Request, Result, after, done
 from reconciled.config.load import load
 from reconciled.config.model import Config
 from reconciled.core.desired_state import DesiredState
-from reconciled.core.loop_detector import LoopDetector
 from reconciled.core.queue.backoff import Backoff
-from reconciled.core.queue.queue import WorkQueue
 from reconciled.core.queue.states import Priority
 from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Key
 from reconciled.core.sources import Snapshot
 from reconciled.core.stages import StopLimits
 from reconciled.observe.logs import Logs
-from reconciled.programs.children import current_children
-from reconciled.runtime.adoption_registry import AdoptionRegistry
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
+from reconciled.runtime.daemon.assembly import assemble
 from reconciled.runtime.runs.dispatcher import Dispatcher
-from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
 
@@ -53,12 +49,8 @@ controllers:
 """
 
 
-class NoOperations:
+class NoOpenOperations:
     """A journal without open operations."""
-
-    @property
-    def journal(self) -> NoOperations:
-        return self
 
     def find_by_key(self, _: Key) -> None:
         return None
@@ -130,38 +122,36 @@ class Round:
 
     async def main(self, *, adds: int) -> None:
         """Queue *adds* keys, set the flag meanwhile, begin the stop a little later, and check."""
-        stop = Stop("daemon", LIMITS)
-        stop.install()
         store: Any = AllDone()
+        journal: Any = NoOpenOperations()
         async with trio.open_nursery() as services:
-            self.host = RuntimeContext(
-                Path("/nowhere"),
-                self.logs,
-                self.signals,
-                stop,
-                WorkQueue(self.limit, self.rng),
-                store,
-                NoOperations(),  # type: ignore[arg-type]
-                AdoptionRegistry(),
-                current_children(),
-                LoopDetector(),
-                StopRecorder(stop),
-                services,
+            assembly = assemble(
+                state=Path("/nowhere"),
+                limits=LIMITS,
+                concurrency=self.limit,
+                logs=self.logs,
+                signals=self.signals,
+                store=store,
+                journal=journal,
+                services=services,
+                rng=self.rng,
             )
+            self.host = assembly.context
+            stop = self.host.stop
             services.start_soon(stop.run_stages, lambda left: pytest.fail(f"left: {left}"))
-            controllers = {name: self.controller(name, stop) for name in NAMES}
-            dispatcher = Dispatcher(self.host, lambda: controllers)
+            controllers = assembly.controllers
+            controllers |= {name: self.controller(name, stop) for name in NAMES}
             with stop.scope:
                 async with trio.open_nursery() as work:
                     for each in controllers.values():
                         await work.start(each.supervise_runs)
-                    work.start_soon(dispatcher.run)
-                    work.start_soon(self.feed, adds, dispatcher)
+                    work.start_soon(assembly.dispatcher.run)
+                    work.start_soon(self.feed, adds)
             ended = trio.current_time()
             services.cancel_scope.cancel(reason="work has ended")
         assert ended <= stop.began_at + LIMITS.budget
 
-    async def feed(self, adds: int, dispatcher: Dispatcher) -> None:
+    async def feed(self, adds: int) -> None:
         """Queue keys one by one, sometimes with a checkpoint or a pause."""
         flagged = self.rng.randrange(adds)
         for step in range(adds):
@@ -181,7 +171,6 @@ class Round:
             elif self.rng.random() < 0.02:
                 await trio.sleep(0.05)
         self.host.stop.begin("SIGTERM")
-        dispatcher.wake()
 
 
 @pytest.fixture(name="config")

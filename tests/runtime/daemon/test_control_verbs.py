@@ -19,16 +19,16 @@ from reconciled.control.protocol import ControlReply
 from reconciled.core.errors import RequestRefused
 from reconciled.core.stages import Stage
 from reconciled.runtime.daemon import reload
+from reconciled.runtime.daemon.control_verbs import ControlVerbs
 from reconciled.runtime.daemon.daemon import Daemon
-from reconciled.runtime.daemon.verbs import Verbs
 from reconciled.runtime.decisions.resolutions import Resolutions
 
 FAST = "{reconciler: 'mine:ThingReconciler', concurrency: 9"
 ROOT = Peer(1, 0)
 
 
-def verbs(daemon: Daemon) -> Verbs:
-    return Verbs(daemon.context, daemon.commands)
+def verbs(daemon: Daemon) -> ControlVerbs:
+    return ControlVerbs(daemon.context, daemon.commands)
 
 
 async def asked(whole_daemon: WholeDaemon, **request: Any) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ async def test_c13_a_rejected_reload_is_told_with_each_problem(
         before = daemon.controllers["a"]
         answer = await verbs(daemon).reload(ROOT)
         assert answer.code == 78
-        assert answer.lines[-1] == "rejected: the configuration as it was runs on"
+        assert answer.lines[-1] == "rejected: the previous configuration stays in force"
         problems = [
             f"{line['at']}: {line['reason']}" for line in whole_daemon.log_lines("config.invalid")
         ]
@@ -119,7 +119,7 @@ async def test_during_a_stop_it_is_refused(
     whole_daemon.acts["a/x"] = hang
     async with whole_daemon.running() as daemon:
         whole_daemon.signal()
-        with pytest.raises(RequestRefused, match="a stop is under way"):
+        with pytest.raises(RequestRefused, match="stop in progress"):
             await verbs(daemon).reload(ROOT)
         assert whole_daemon.log_lines("reload.refused")
 
@@ -139,7 +139,7 @@ async def test_a_stop_that_comes_during_a_reload(
             return real(*arguments)
 
         monkeypatch.setattr(reload, "compare", compare)
-        with pytest.raises(RequestRefused, match="a stop is under way"):
+        with pytest.raises(RequestRefused, match="stop in progress"):
             await verbs(daemon).reload(ROOT)
         assert whole_daemon.log_lines("reload.done") == []
 
@@ -234,7 +234,7 @@ async def test_a_stop_is_begun_and_no_more(
             assert daemon.context.stop.stage is Stage.DRAINING
         assert whole_daemon.log_lines("stop.began")[0]["reason"] == "stop by uid 0"
         assert await ours.stop(ROOT, now=True) == ControlReply(
-            0, ("The daemon is stopping: only critical operations go on.",)
+            0, ("The daemon is stopping: only critical operations continue.",)
         )
         await whole_daemon.wait_all_blocked()
         assert whole_daemon.active == {"a/critical"}
@@ -290,15 +290,15 @@ async def test_why_it_is_not_ready(whole_daemon: WholeDaemon, autojump_clock: Mo
     whole_daemon.source_runs["a"] = [late]
     async with whole_daemon.running() as daemon:
         ours = verbs(daemon)
-        assert ours.unready() == ["starting: not every source has been read yet"]
+        assert ours.not_ready_reasons() == ["starting: not every source has been read yet"]
         await trio.sleep(11)
-        assert ours.unready() == []  # although b stalls
+        assert ours.not_ready_reasons() == []  # although b stalls
         daemon.context.pause_reason = "the host shuts down"
-        assert ours.unready() == ["paused: the host shuts down"]
+        assert ours.not_ready_reasons() == ["paused: the host shuts down"]
         daemon.context.pause_reason = ""
         daemon.signals.stop_requested_at = 0.0  # the handler has run, and the loop not yet
-        assert ours.unready() == ["stopping: a signal has come"]
+        assert ours.not_ready_reasons() == ["stopping: a signal was received"]
         daemon.signals.stop_requested_at = None
         whole_daemon.signal()
         await whole_daemon.wait_all_blocked()
-        assert ours.unready() == ["stopping: SIGTERM"]
+        assert ours.not_ready_reasons() == ["stopping: SIGTERM"]

@@ -56,7 +56,7 @@ def superfluous(over: Sequence[OperationFiles]) -> list[OperationFiles]:
 
 
 @attrs.define(eq=False)
-class Retention:
+class OperationRetention:
     """Removes what is superfluous, a little at a time."""
 
     context: RuntimeContext

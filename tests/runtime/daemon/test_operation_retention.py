@@ -18,13 +18,13 @@ from reconciled.journal.operation_record import Ending, Hold
 from reconciled.programs.attempts import fence
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import boot_id
-from reconciled.runtime.daemon import retention
-from reconciled.runtime.daemon.retention import (
+from reconciled.runtime.daemon import operation_retention
+from reconciled.runtime.daemon.operation_retention import (
     AGE,
     MAX_KEPT,
     MIN_KEPT,
     OperationFiles,
-    Retention,
+    OperationRetention,
     superfluous,
 )
 
@@ -52,7 +52,7 @@ def test_young_ones_stay_up_to_a_limit() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No directory stays for being among the newest."""
-    monkeypatch.setattr(retention, "MIN_KEPT", 0)
+    monkeypatch.setattr(operation_retention, "MIN_KEPT", 0)
 
 
 def directory(runtime: OneController, operation: str, age: float = OLD) -> Path:
@@ -73,7 +73,7 @@ async def begun(runtime: OneController, name: str, age: float = OLD) -> tuple[st
 async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock: MockClock) -> None:
     """Files of an operation that is open or held stay for ever; after its end they go."""
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
-        log, keeper = runtime.context.operations.journal, Retention(runtime.context)
+        log, keeper = runtime.context.operations.journal, OperationRetention(runtime.context)
         _, opened = await begun(runtime, "a")
         held, waiting = await begun(runtime, "b")
         over, gone = await begun(runtime, "c")
@@ -95,7 +95,7 @@ async def test_files_without_a_record_are_evidence(
 ) -> None:
     """What the journal knows nothing of goes after AGE with a line; not while it is in doubt."""
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
-        keeper = Retention(runtime.context)
+        keeper = OperationRetention(runtime.context)
         old, young = "0" * 26, "1" * 26
         directory(runtime, old)
         directory(runtime, young, age=60.0)
@@ -112,11 +112,11 @@ async def test_a_round_is_bounded_and_comes_again(
     few: None, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One round removes AT_ONCE directories; the service goes on until nothing is left."""
-    monkeypatch.setattr(retention, "AT_ONCE", 2)
+    monkeypatch.setattr(operation_retention, "AT_ONCE", 2)
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         for number in range(5):
             directory(runtime, f"{number:026}")
-        runtime.context.services.start_soon(Retention(runtime.context).serve)
+        runtime.context.services.start_soon(OperationRetention(runtime.context).serve)
         await runtime.wait_all_blocked()
         left = []
         for _ in range(4):
@@ -128,7 +128,7 @@ async def test_a_round_is_bounded_and_comes_again(
 async def _round() -> None:
     import trio
 
-    await trio.sleep(retention.FIRST + 0.1)
+    await trio.sleep(operation_retention.FIRST + 0.1)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ async def test_a_living_program_keeps_its_files(
         )
         then = time.time() - OLD
         os.utime(place, (then, then))
-        assert await Retention(runtime.context).tidy() == 0
+        assert await OperationRetention(runtime.context).tidy() == 0
         os.kill(living, 9)
         os.waitid(os.P_PID, living, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it is killed
-        assert await Retention(runtime.context).tidy() == 1
+        assert await OperationRetention(runtime.context).tidy() == 1
