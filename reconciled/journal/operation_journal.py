@@ -308,14 +308,6 @@ class OperationJournal:
         else:
             await self._flush(live)
 
-    async def prune(self, limit: int = 500) -> int:
-        """Forget up to *most* of what is past by the configured history; how many went.
-
-        For an idle hour: what ends takes its part along anyway. Raises WriteFailed, StoreClosed.
-        """
-        gone: int = await self._store.write(lambda connection: self._prune_past(connection, limit))
-        return gone
-
     def _prune_past(self, connection: sqlite3.Connection, most: int) -> int:
         older = self._now() - self._history.age
         return rows.prune(connection, self._history.operations, older, most)

@@ -14,7 +14,7 @@ from reconciled.journal.host_identity import HostIdentity
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import AppliedSpec, Ending, Hold, OperationRecord
 from reconciled.journal.sqlite.schema import FILE
-from reconciled.journal.sqlite.store import Store
+from reconciled.journal.sqlite.store import Store, read_all_applied
 
 HERE = HostIdentity("boot", "machine")
 LOG = f"{FILE}-wal"
@@ -34,7 +34,7 @@ def content_of(store: Store) -> Content:
     """What *store* says."""
     return Content(
         tuple(store.open_operations()),
-        dict(store.applied("a")),
+        read_all_applied(store.writer.connection).get("a", {}),
         store.source_identity("a", "directory /x"),
         store.epoch,
     )

@@ -65,18 +65,6 @@ def read_applied_key(connection: sqlite3.Connection, key: Key) -> Applied | None
     return None if row is None else _applied_from(row)
 
 
-def read_applied(connection: sqlite3.Connection, controller: str) -> dict[Key, Applied]:
-    """Everything that a store remembers of *controller*, by key and in order of keys.
-
-    Raises rows.RowDamaged.
-    """
-    rows = connection.execute(
-        f"{_ROWS} WHERE key > ? AND key < ? ORDER BY key",
-        (f"{controller}/", f"{controller}0"),  # "0" is the character after "/"
-    )
-    return {row[0]: _applied_from(row) for row in rows}
-
-
 def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Applied]]:
     """Everything that a store remembers, by controller and key. Raises rows.RowDamaged."""
     found: dict[str, dict[Key, Applied]] = {}

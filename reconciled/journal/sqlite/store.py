@@ -27,7 +27,6 @@ from reconciled.journal.operation_record import AppliedSpec, OperationRecord
 from reconciled.journal.sqlite.applied import (
     Applied,
     read_all_applied,
-    read_applied,
     read_applied_key,
     read_fingerprints,
     write_applied,
@@ -45,7 +44,6 @@ __all__ = [
     "StoreClosed",
     "WriteFailed",
     "read_all_applied",
-    "read_applied",
 ]
 
 
@@ -149,10 +147,6 @@ class Store:
         """Every key that is remembered."""
         return self._complete.keys() | self._incomplete.keys()
 
-    def applied(self, controller: str) -> dict[Key, Applied]:
-        """Everything remembered of *controller*, from the disk. Synchronous: for the start."""
-        return read_applied(self.writer.connection, controller)
-
     async def find_applied(self, key: Key) -> Applied | None:
         """What is remembered of *key*; as Writer.read(). Raises rows.RowDamaged."""
         remembered: Applied | None = await self.writer.read(
@@ -242,15 +236,6 @@ class Store:
                 lambda: self._identities.__setitem__((controller, source), identity),
             )
         )
-
-    async def write(self, function: Write) -> Any:
-        """Run *function* on the connection, as a part of the next transaction.
-
-        It runs in the writer's thread, must neither commit nor roll back, and its value is
-        given back once it is durable. Its own exception is raised here and undoes its part
-        alone. Cancellation and other errors as in remember().
-        """
-        return await self.writer.write(PendingWrite(function))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The writer. Cancelled, it commits what still waits, closes the store and ends."""

@@ -12,7 +12,7 @@ from reconciled.core.resources import Fingerprint, Key
 from reconciled.journal.sqlite import snapshot
 from reconciled.journal.sqlite.schema import FILE
 from reconciled.journal.sqlite.snapshot import open_snapshot
-from reconciled.journal.sqlite.store import Store, read_applied
+from reconciled.journal.sqlite.store import Store, read_all_applied
 
 PRINT = Fingerprint("f")
 
@@ -26,14 +26,14 @@ async def test_a_running_daemons_store_is_read_and_untouched(tmp_path: Path) -> 
         before = {file.name: file.read_bytes() for file in (tmp_path / "store").iterdir()}
         with open_snapshot(tmp_path) as connection:
             assert connection is not None
-            found = read_applied(connection, "site")
+            found = read_all_applied(connection)["site"]
         assert found[Key("site/a")].spec == {"x": 1}
         assert {f.name: f.read_bytes() for f in (tmp_path / "store").iterdir()} == before
         await store.forget(Key("site/a"))
         nursery.cancel_scope.cancel(reason="test")
     with open_snapshot(tmp_path) as connection:
         assert connection is not None
-        assert read_applied(connection, "site") == {}
+        assert read_all_applied(connection) == {}
 
 
 def test_no_store_is_no_error(tmp_path: Path) -> None:
