@@ -1,1 +1,1 @@
-"""What is remembered across starts: the state directory's lock, the store, operations."""
+"""What survives a restart: the lock of the state directory, the store, operations, decisions."""

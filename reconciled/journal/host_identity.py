@@ -1,4 +1,4 @@
-"""Which machine this is, and which of its boots: what tells whether a child can be alive."""
+"""Identity of this machine and this boot: a process of another one cannot be ours."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MACHINE = Path("/etc/machine-id")
 
 @attrs.frozen
 class HostIdentity:
-    """Identities as the kernel and the installation give them; empty where they give none."""
+    """Boot id of the kernel and machine id of the installation; empty: not available."""
 
     boot_id: str = ""
     machine_id: str = ""
 
     @classmethod
     def current(cls) -> HostIdentity:
-        """This machine, now. Reads two small files; never raises."""
+        """The identity of this machine and boot. Reads two small files; never raises."""
         return cls(_read(_BOOT), _read(_MACHINE))
 
 

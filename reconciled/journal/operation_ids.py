@@ -1,6 +1,6 @@
-"""Ids of operations: unique in the world, sorted by time, never used again.
+"""Ids of operations: globally unique, sorted by time, never reused.
 
-They are the idempotency keys that programs and remote sides see.
+Programs and remote systems use them as idempotency keys.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 
 import attrs
 
-_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's: sorts as its numbers do
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32: sorts like its numbers
 _LENGTH = 26
 _RANDOM_BITS = 80
 
 
 @attrs.define(eq=False)
 class OperationIds:
-    """Makes ids: 48 bits of milliseconds and 80 random ones, as 26 characters (a ULID).
+    """Makes ids: 48 bits of milliseconds and 80 random bits, as 26 characters (a ULID).
 
-    Rising within a process even where the clock stands or goes back: the last time is kept
-    then and the random part counts up.
+    Ids rise within a process even if the clock does not, or is set back: then the last time is
+    kept and the random part is incremented.
     """
 
     _now: Callable[[], float] = time.time
@@ -29,7 +29,7 @@ class OperationIds:
     _last: int = 0
 
     def new(self) -> str:
-        """An id above every one before."""
+        """An id greater than every earlier one."""
         fresh = (int(self._now() * 1000) << _RANDOM_BITS) | self._random(_RANDOM_BITS)
         if fresh >> _RANDOM_BITS > self._last >> _RANDOM_BITS:
             self._last = fresh

@@ -1,14 +1,14 @@
-"""Operations as the store keeps them: intent first, each change durable when its call returns.
+"""Operations in the store: the intent comes first, and a change is durable when its call returns.
 
-1. One open operation a key.
-2. begin() has either made the intent durable or raised: the caller takes effect afterwards
-   (invariant 3). It is the only call that can fail for want of a writable store.
-3. Everything else insists: it waits until it is durable, and is written even if its caller is
+1. A key has at most one open operation.
+2. begin() either makes the intent durable or raises; the caller takes effect afterwards
+   (invariant 3). It is the only call that fails while the store cannot be written.
+3. Every other call waits until its write is durable; the write is done even if the caller is
    cancelled meanwhile. No effect may begin before the call that has to precede it returns.
 4. A step that may be repeated is committed with the operation's next write: it is durable
    before the next step starts. Three such steps in a row are four commits.
-5. The mirror in memory is at or ahead of the disk, never behind: what it shows as open or as
-   held was open or held when its process ended, unless the write was still on its way.
+5. The mirror in memory is at or ahead of the disk, never behind: an operation that it showed as
+   open or held is open or held on the disk, unless the write was not complete.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from reconciled.journal.sqlite.rows import PastOperations
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.sqlite.writer import PendingWrite, Write, noop
 
-PRUNE_BATCH = 4  # past operations that may go with each that ends: more than come
+PRUNE_BATCH = 4  # past operations removed with each that ends: more than are added
 _ENDING_OF = {Resolution.COMPLETE: Ending.COMPLETED, Resolution.ABANDON: Ending.ABANDONED}
 
 
 @attrs.frozen
 class HistoryLimits:
-    """How much of what is over is kept: so many operations, none that ended *age* seconds ago."""
+    """How many past operations are kept, and for how many seconds after their end."""
 
     operations: int = 100_000
     age: float = 90 * 86400.0
@@ -57,7 +57,7 @@ class HistoryLimits:
 
 @attrs.define(eq=False)
 class OperationJournal:
-    """The operations of one store; made by over(). All ids are those of open operations."""
+    """The operations of one store; made by load(). Methods take ids of open operations."""
 
     _store: Store
     _identity: HostIdentity
@@ -75,8 +75,8 @@ class OperationJournal:
         identity: HostIdentity | None = None,
         now: Callable[[], float] = time.time,
     ) -> OperationJournal:
-        """The operations in *store*, the open ones read. Synchronous: for the start."""
-        made = cls(
+        """The journal in *store*; reads the open operations. Blocks: only for the start."""
+        journal = cls(
             store,
             identity or HostIdentity.current(),
             history or HistoryLimits(),
@@ -84,8 +84,8 @@ class OperationJournal:
             OperationIds(now),
         )
         for record in store.open_operations():
-            made._mirror.add(record)
-        return made
+            journal._mirror.add(record)
+        return journal
 
     @property
     def epoch(self) -> int:
@@ -94,10 +94,10 @@ class OperationJournal:
 
     @property
     def pending(self) -> tuple[OperationRecord, ...]:
-        """Operations that are over while their outcome is not durable: their keys stay blocked.
+        """Operations that have ended while their outcome is not durable: their keys are blocked.
 
-        Not empty after the store has closed: those outcomes are lost, and will be found as
-        interrupted by the next start.
+        Those that are left after the store was closed have lost their outcome: the next start
+        finds them interrupted.
         """
         return self._mirror.pending()
 
@@ -106,19 +106,19 @@ class OperationJournal:
         return self._mirror.list_open()
 
     def find(self, operation: str) -> OperationRecord | None:
-        """The open operation of that id. No I/O."""
+        """The open operation of that id; None: none. No I/O."""
         return self._mirror.find(operation)
 
     def is_closing(self, operation: str) -> bool:
-        """Whether it is over, and its outcome not durable yet. No I/O."""
+        """Whether it has ended, and its outcome is not durable yet. No I/O."""
         return any(record.id == operation for record in self._mirror.pending())
 
     def find_by_key(self, key: Key) -> OperationRecord | None:
-        """The open operation of *key*, one whose intent is on its way included. No I/O."""
+        """The open operation of *key*, also one whose intent is being written. No I/O."""
         return self._mirror.find_by_key(key)
 
     async def past_operations(self, limit: int = 100, prefix: str = "") -> PastOperations:
-        """The last *limit* operations that ended, of those whose id begins with *prefix*."""
+        """The last *limit* past operations whose id begins with *prefix*, newest first."""
         found: PastOperations = await self._store.writer.read(
             lambda connection: rows.read_past(connection, limit, prefix)
         )
@@ -133,13 +133,12 @@ class OperationJournal:
         undoes: str = "",
         applied_spec: AppliedSpec | None = None,
     ) -> OperationRecord:
-        """Open an operation, and note what its key owns from now on; one commit.
+        """Open an operation, and record what its key owns from now on, in one commit.
 
-        With *undoes* the same commit closes that operation as rolled back. Raises OperationOpen,
-        OperationUnknown or ValueError for *undoes*, NotJournaled, TypeError for what JSON cannot
-        express.
-        Cancelled while it waits: if it is written all the same, its operation is closed again as
-        abandoned, for nobody took effect.
+        With *undoes*, the same commit closes that operation as rolled back. Raises
+        OperationAlreadyOpen, OperationUnknown or ValueError for *undoes*, NotJournaled, and
+        TypeError for *pinned* that JSON cannot express. Cancelled before its intent is written,
+        the operation is closed as abandoned after the write, since nothing has taken effect.
         """
         undone = self._get_open(undoes) if undoes else None
         if undone is not None and undone.record.key != key:
@@ -155,9 +154,9 @@ class OperationJournal:
                 key, applied_spec, complete=False
             )
         self._mirror.reserve_key(record)
-        entry = intent.entry()
+        pending_write = intent.pending_write()
         try:
-            await self._store.writer.write(entry)
+            await self._store.writer.write(pending_write)
         except (WriteFailed, StoreClosed) as exc:
             raise NotJournaled(str(exc)) from exc
         except trio.Cancelled:
@@ -182,73 +181,73 @@ class OperationJournal:
     async def record_step_started(
         self, operation: str, step: str, kind: str, *, undoable: bool = False
     ) -> None:
-        """Note that *step* starts, after what is pending of the steps before it is durable.
+        """Record that *step* starts, once every earlier step is durable.
 
-        Durable itself for a ONCE step, and for one with effects that is *undoable*: what was
-        not noted would not be taken back. Any other that was started may simply run again.
-        Raises OperationUnknown, StoreClosed. Cancelled, it may have been noted or not.
+        The record itself is durable for a ONCE step, and for an *undoable* step with effects:
+        without it, the step would not be undone. Any other started step may be repeated.
+        Raises OperationUnknown, StoreClosed. Cancelled, the record may or may not be written.
         """
-        live = self._get_open(operation)
-        pending = bool(live.unwritten_steps)
+        entry = self._get_open(operation)
+        pending = bool(entry.unwritten_steps)
         self._record_step(
-            live, StepRecord(step, kind, StepState.STARTED, attempt=live.record.attempt)
+            entry, StepRecord(step, kind, StepState.STARTED, attempt=entry.record.attempt)
         )
         if pending or kind == ONCE or (undoable and kind != PURE):
-            live.unwritten_steps.add(step)
-            await self._flush(live)
+            entry.unwritten_steps.add(step)
+            await self._flush(entry)
         else:
             await trio.lowlevel.checkpoint()
 
     async def record_step_done(self, operation: str, step: str, kind: str, data: Any = None) -> Any:
-        """Note that *step* is done; *data* is given back as JSON keeps it.
+        """Record that *step* is done; returns *data* as JSON restores it.
 
-        Durable at once for a ONCE step, for others with the operation's next write. Raises
-        TypeError for what JSON cannot express, OperationUnknown, StoreClosed.
+        Durable at once for a ONCE step, otherwise with the operation's next write. Raises
+        TypeError for data that JSON cannot express, OperationUnknown, StoreClosed.
         """
-        live = self._get_open(operation)
+        entry = self._get_open(operation)
         kept = rows.normalize_json(data)
-        self._record_step(live, StepRecord(step, kind, StepState.DONE, kept, live.record.attempt))
-        live.unwritten_steps.add(step)
+        self._record_step(entry, StepRecord(step, kind, StepState.DONE, kept, entry.record.attempt))
+        entry.unwritten_steps.add(step)
         if kind == ONCE:
-            await self._flush(live)
+            await self._flush(entry)
         else:
             await trio.lowlevel.checkpoint()
         return kept
 
     def mark_critical(self, operation: str) -> None:
-        """Note that one of its parts is critical; durable with its next write."""
-        live = self._get_open(operation)
-        if not live.record.critical:
-            live.record = attrs.evolve(live.record, critical=True)
-            live.changed = True
+        """Record that one of its parts is critical; durable with its next write."""
+        entry = self._get_open(operation)
+        if not entry.record.critical:
+            entry.record = attrs.evolve(entry.record, critical=True)
+            entry.changed = True
 
     async def end(self, operation: str, ending: Ending, note: str = "") -> None:
-        """Close an operation, in one commit with what is pending of it; *note* says why.
+        """Close an operation, in one commit with its pending changes; *note* is the reason.
 
-        Cancelled, it is written all the same, and is in ``pending`` until then. Raises
-        OperationUnknown, StoreClosed.
+        Cancelled, the write is done all the same, and the operation is in ``pending`` until then.
+        Raises OperationUnknown, StoreClosed.
         """
         if note:
-            live = self._get_open(operation)
+            entry = self._get_open(operation)
             added = Note(self._now(), "", ending.value, note)
-            live.record = attrs.evolve(live.record, notes=(*live.record.notes, added))
+            entry.record = attrs.evolve(entry.record, notes=(*entry.record.notes, added))
         await self._close(operation, ending).wait()
 
     async def flush(self, operation: str) -> None:
-        """Make durable what is pending of an operation that nobody goes on with for now."""
-        live = self._get_open(operation)
-        if live.unwritten_steps or live.changed:
-            await self._flush(live)
+        """Make the pending changes of an operation durable, when no attempt continues it."""
+        entry = self._get_open(operation)
+        if entry.unwritten_steps or entry.changed:
+            await self._flush(entry)
         else:
             await trio.lowlevel.checkpoint()
 
     async def count_recovery(self, operation: str) -> OperationRecord:
-        """Count a recovery before any of its code runs: a further attempt, of this start.
+        """Count a recovery, durably, before any of its code runs: one more attempt, in this epoch.
 
-        A person's word is used up by that: it is for one attempt.
+        This uses up a person's decision, which is for one attempt.
         """
-        live = self._get_open(operation)
-        record = live.record
+        entry = self._get_open(operation)
+        record = entry.record
         notes = record.notes
         if record.pending_resolution:
             notes = (
@@ -256,7 +255,7 @@ class OperationJournal:
                 Note(self._now(), "", f"attempt {record.attempt + 1}", record.pending_resolution),
             )
         self._change(
-            live,
+            entry,
             notes=notes,
             attempt=record.attempt + 1,
             recoveries=record.recoveries + 1,
@@ -264,69 +263,69 @@ class OperationJournal:
             boot_id=self._identity.boot_id,
             machine_id=self._identity.machine_id,
         )
-        await self._flush(live)
-        return live.record
+        await self._flush(entry)
+        return entry.record
 
     async def record_own_outcome(self, operation: str) -> None:
-        """An attempt ended by a word of its own, even an error: the count starts again."""
-        live = self._get_open(operation)
-        if live.record.recoveries:
-            self._change(live, recoveries=0)
-            await self._flush(live)
+        """Reset the count of recoveries: an attempt completed, even with an error."""
+        entry = self._get_open(operation)
+        if entry.record.recoveries:
+            self._change(entry, recoveries=0)
+            await self._flush(entry)
         else:
             await trio.lowlevel.checkpoint()
 
     async def reset_steps(self, operation: str) -> None:
-        """Forget all its steps. Raises OnceBegan if one of them must run once only."""
-        live = self._get_open(operation)
-        if live.record.started_once_step:
-            record = live.record
+        """Delete all its steps. Raises OnceStepStarted if one of them is a ONCE step."""
+        entry = self._get_open(operation)
+        if entry.record.started_once_step:
+            record = entry.record
             raise OnceStepStarted(record.name, record.id, record.started_once_step)
-        live.record = attrs.evolve(live.record, steps=())
-        live.unwritten_steps.clear()
-        await self._flush(live, first=lambda c: rows.delete_steps(c, operation))
+        entry.record = attrs.evolve(entry.record, steps=())
+        entry.unwritten_steps.clear()
+        await self._flush(entry, first=lambda c: rows.delete_steps(c, operation))
 
     async def hold(self, operation: str, hold: Hold) -> None:
-        """Leave it to a person."""
-        live = self._get_open(operation)
-        self._change(live, hold=hold)
-        await self._flush(live)
+        """Hold it for a person's decision."""
+        entry = self._get_open(operation)
+        self._change(entry, hold=hold)
+        await self._flush(entry)
 
     async def unhold(self, operation: str) -> None:
-        """Lift the hold, and begin to count anew."""
-        live = self._get_open(operation)
-        self._change(live, hold=None, recoveries=0)
-        await self._flush(live)
+        """Lift the hold, and reset the count of recoveries."""
+        entry = self._get_open(operation)
+        self._change(entry, hold=None, recoveries=0)
+        await self._flush(entry)
 
     async def resolve(self, operation: str, resolution: Resolution, who: str, why: str) -> None:
-        """Note a person's decision, lift the hold and, where it says so, close; one commit."""
-        live = self._get_open(operation)
+        """Record a person's decision, lift the hold and close it if that is decided; one commit."""
+        entry = self._get_open(operation)
         note = Note(self._now(), who, resolution.value, why)
-        self._change(live, hold=None, recoveries=0, notes=(*live.record.notes, note))
+        self._change(entry, hold=None, recoveries=0, notes=(*entry.record.notes, note))
         if resolution in _ENDING_OF:
             await self.end(operation, _ENDING_OF[resolution])
         else:
-            await self._flush(live)
+            await self._flush(entry)
 
-    def _prune_past(self, connection: sqlite3.Connection, most: int) -> int:
-        older = self._now() - self._history.age
-        return rows.prune(connection, self._history.operations, older, most)
+    def _prune_past(self, connection: sqlite3.Connection) -> None:
+        ended_before = self._now() - self._history.age
+        rows.prune(connection, self._history.operations, ended_before, PRUNE_BATCH)
 
     def _get_open(self, operation: str) -> OpenEntry:
         return self._mirror.get(operation)
 
-    def _record_step(self, live: OpenEntry, step: StepRecord) -> None:
-        live.record = live.record.with_step(step)
+    def _record_step(self, entry: OpenEntry, step: StepRecord) -> None:
+        entry.record = entry.record.with_step(step)
 
-    def _change(self, live: OpenEntry, **changes: Any) -> None:
-        live.record = attrs.evolve(live.record, **changes)
-        live.changed = True
+    def _change(self, entry: OpenEntry, **changes: Any) -> None:
+        entry.record = attrs.evolve(entry.record, **changes)
+        entry.changed = True
 
-    async def _flush(self, live: OpenEntry, first: Write | None = None) -> None:
-        """Make everything of *live* durable, *first* before it, in one commit."""
-        record, steps, changed = live.record, sorted(live.unwritten_steps), live.changed
-        live.unwritten_steps.clear()
-        live.changed = False
+    async def _flush(self, entry: OpenEntry, first: Write | None = None) -> None:
+        """Make all pending changes of *entry* durable, *first* before them, in one commit."""
+        record, steps, changed = entry.record, sorted(entry.unwritten_steps), entry.changed
+        entry.unwritten_steps.clear()
+        entry.changed = False
 
         def write(connection: sqlite3.Connection) -> None:
             if first is not None:
@@ -336,41 +335,38 @@ class OperationJournal:
             if changed:
                 rows.write_state(connection, record)
 
-        entry = PendingWrite(write, must_commit=True)
-        self._store.writer.put(entry)
-        await entry.wait()
+        pending_write = PendingWrite(write, must_commit=True)
+        self._store.writer.put(pending_write)
+        await pending_write.wait()
 
     def _close(self, operation: str, ending: Ending) -> PendingWrite:
-        live = self._get_open(operation)
-        ended = self._ended(live.record, ending)
-        entry = PendingWrite(
+        entry = self._get_open(operation)
+        ended = self._ended(entry.record, ending)
+        pending_write = PendingWrite(
             lambda connection: self._move_to_past(connection, ended),
             lambda: self._mirror.remove(operation),
             must_commit=True,
         )
-        live.ending = ending
-        self._store.writer.put(entry)
-        return entry
+        entry.ending = ending
+        self._store.writer.put(pending_write)
+        return pending_write
 
     def _ended(self, record: OperationRecord, ending: Ending) -> OperationRecord:
         return attrs.evolve(record, ending=ending, ended=self._now())
 
     def _move_to_past(self, connection: sqlite3.Connection, ended: OperationRecord) -> None:
         rows.move_to_past(connection, ended)
-        self._prune_past(connection, PRUNE_BATCH)
-
-
-# -- The intent of an operation on its way to the disk, with what goes there in the same commit.
+        self._prune_past(connection)
 
 
 @attrs.define(eq=False)
 class IntentWrite:
-    """One operation that is being opened.
+    """The intent of an operation while it is being written, and what the same commit writes.
 
-    undone      the one that it takes back, which the same commit closes
-    closed      that one as it is closed
-    own         what else the commit writes: what the key owns from now on
-    remembered  what that means in memory
+    undone         the operation that it undoes, which the commit closes
+    closed_record  that operation as it is closed
+    applied_write  writes what the key owns from now on
+    on_applied     applies that to the mirror of the store
     """
 
     record: OperationRecord
@@ -383,14 +379,14 @@ class IntentWrite:
     on_applied: Callable[[], None] = noop
     _abandoned: bool = False
 
-    def entry(self) -> PendingWrite:
-        """Its write. From here on the undone one is closing."""
+    def pending_write(self) -> PendingWrite:
+        """The write. From here on the undone operation is closing."""
         if self.undone is not None:
             self.undone.ending = Ending.ROLLED_BACK
         return PendingWrite(self._write, self._on_commit, self._on_refused)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: it is closed as soon as it is open."""
+        """The caller was cancelled: close the operation as soon as it is open."""
         self._abandoned = True
         if self._mirror.find(self.record.id) is not None:
             self._close(self.record.id, Ending.ABANDONED)

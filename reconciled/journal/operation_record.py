@@ -1,7 +1,7 @@
-"""What the journal knows of one operation: values, and what may be wrong with a request.
+"""The values that describe one operation in the journal.
 
-1. A record is a value: it changes by being replaced.
-2. An interrupted operation has no ending: it stays open until somebody decides.
+1. A record is immutable: a change replaces it.
+2. An interrupted operation has no ending: it stays open until recovery or a person decides.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from reconciled.core.resources import Fingerprint, Key
 
 
 class Ending(enum.Enum):
-    """How an operation was closed. An interrupted one is not closed: it stays open."""
+    """How an operation was closed. An interrupted operation is not closed: it stays open."""
 
     DONE = "done"
     FAILED = "failed"
-    ABANDONED = "abandoned"  # without a claim either way
-    COMPLETED = "completed"  # settled by observation: what it was to do is there
-    ROLLED_BACK = "rolled back"  # undone, or about to be, by the operation that it names
+    ABANDONED = "abandoned"  # closed without a statement whether it took effect
+    COMPLETED = "completed"  # by observation or decision: its effect is present
+    ROLLED_BACK = "rolled back"  # undone, or being undone, by the operation in undone_by
 
 
 class StepState(enum.Enum):
-    """STARTED without DONE: nobody knows whether it took effect."""
+    """STARTED without DONE: the step may or may not have taken effect."""
 
     STARTED = "started"
     DONE = "done"
@@ -40,15 +40,17 @@ class Resolution(enum.Enum):
     ABANDON = "abandon"
 
 
-ONCE = "once"  # the kind of step that is never run again without a decision
-PURE = "pure"  # the kind of step that has no effect, and so nothing to take back
+ONCE = "once"  # the kind of step that is not repeated without a decision
+PURE = "pure"  # the kind of step without an effect: nothing to undo
 
 
 @attrs.frozen
 class StepRecord:
-    """One step: *kind* is pure, idempotent or once; *data* what JSON can express.
+    """One step of an operation.
 
-    attempt  of its operation, in which it came to this state
+    kind     pure, idempotent or once
+    data     its result, as JSON can express it
+    attempt  the attempt of the operation in which it reached this state
     """
 
     name: str
@@ -62,11 +64,12 @@ class StepRecord:
 class Hold:
     """Why an operation waits for a person.
 
-    reason    a sentence
-    code      one word for machines
-    evidence  what was seen
-    since     wall seconds
-    by_cap    by the cap on recoveries: a changed spec lifts it too
+    reason    a sentence for people
+    code      one word for programs
+    evidence  what was observed
+    since     wall time in seconds
+    by_cap    caused by max_recoveries: a changed spec also lifts it
+    context   identifies what was declared then: another one lifts a hold by_cap
     """
 
     reason: str
@@ -74,12 +77,12 @@ class Hold:
     evidence: str
     since: float
     by_cap: bool = False
-    context: str = ""  # of what was declared then: another one lifts a hold by the cap
+    context: str = ""
 
 
 @attrs.frozen
 class Note:
-    """What somebody decided about an operation: *who*, *what*, *why*, and when (wall seconds)."""
+    """A decision about an operation: when (wall seconds), who (empty: the daemon), what, why."""
 
     at: float
     who: str
@@ -89,7 +92,7 @@ class Note:
 
 @attrs.frozen
 class AppliedSpec:
-    """What a key owns from the first effect of an operation on: its row of what was applied."""
+    """What a key owns from the first effect of an operation on: its row of the applied specs."""
 
     kind: str
     spec: dict[str, Any]
@@ -102,13 +105,13 @@ class OperationRecord:
     """An operation, open or past.
 
     attempt     1 for the first one
-    epoch       of the start that its last attempt belongs to: a target may refuse a lower one
-    pinned      the inputs its recovery works with, as plain data
+    epoch       of the start of its last attempt: a target may refuse a lower one (fencing token)
+    pinned      the inputs that its recovery uses, as plain data
     begun       wall time in seconds, for people
-    recoveries  attempts in a row that were counted and ended without a word of their own
-    undoes      the id of the operation that this one takes back; empty: none
-    undone_by   the id of the one that takes this back
-    critical    whether one of its parts was critical; noted with the next durable record
+    recoveries  attempts in a row that were counted and did not complete
+    undoes      the id of the operation that this one undoes; empty: none
+    undone_by   the id of the operation that undoes this one; empty: none
+    critical    whether one of its parts was critical; durable with the next write
     boot_id     of its last attempt; empty: unknown
     machine_id  of its last attempt; empty: unknown
     ending      None: open
@@ -136,26 +139,26 @@ class OperationRecord:
 
     @property
     def last_step(self) -> str:
-        """The last step that is done; empty before the first."""
+        """The last step that is done; empty: none is."""
         return next((s.name for s in self.steps[::-1] if s.state is StepState.DONE), "")
 
     @property
     def started_once_step(self) -> str:
-        """A ONCE step that was started, done or not; empty: there is none."""
+        """A ONCE step that was started, done or not; empty: none."""
         return next((step.name for step in self.steps if step.kind == ONCE), "")
 
     @property
     def pending_resolution(self) -> str:
-        """What a person decided and nobody has begun to carry out; empty: nothing."""
+        """A person's decision that no attempt has used yet; empty: none."""
         last = self.notes[-1] if self.notes else None
         return last.what if last is not None and last.who else ""
 
     def step(self, name: str) -> StepRecord | None:
-        """The step *name*, as it was last noted."""
+        """The step *name* as last recorded; None: it was not started."""
         return next((step for step in self.steps if step.name == name), None)
 
     def with_step(self, step: StepRecord) -> OperationRecord:
-        """This record with *step*, in the place of the one of that name or as the newest."""
+        """This record with *step* in place of the one of that name, or appended."""
         if self.step(step.name) is None:
             return attrs.evolve(self, steps=(*self.steps, step))
         steps = (step if other.name == step.name else other for other in self.steps)

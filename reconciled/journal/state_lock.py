@@ -1,9 +1,9 @@
-"""The state directory and its lock: one daemon at a time, on a file system that keeps promises.
+"""The state directory and its lock: one daemon at a time, on a reliable file system.
 
-1. The lock is the kernel's (flock): it goes with its process, however that ends. The process
-   id in the file is for messages and never proves anything.
-2. No program inherits it: the handle is close-on-exec.
-3. The lock file is never removed: a second one under the same name could be locked as well.
+1. The lock is the kernel's (flock): it is released when its process ends, however that happens.
+   The process id in the file is for messages only and proves nothing.
+2. No program inherits it: the descriptor is close-on-exec.
+3. The lock file is never removed: a second file of the same name could be locked as well.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import attrs
 from reconciled.core.errors import StateLocked, StateRefused
 from reconciled.durability import sync
 
-WAIT = 5.0  # seconds: a restart overlaps with its predecessor's last moments
-POLL = 0.1
-# flock, fsync and SQLite's shared memory mean less there than the journal needs, or depend on
-# servers that we know nothing about. Other FUSE file systems are whatever their program makes
-# of them; fuse-overlayfs is the usual root of rootless containers and local.
+WAIT = 5.0  # seconds: a restart overlaps with the end of its predecessor
+POLL_INTERVAL = 0.1
+# Their flock, fsync and shared memory for SQLite are weaker than the journal needs, or depend on
+# an unknown server. A FUSE file system gives only the guarantees of its program; fuse-overlayfs,
+# the usual root of rootless containers, is local.
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph"}) | {
     "lustre",
     "gfs2",
@@ -43,7 +43,7 @@ _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 @attrs.define(eq=False)
 class StateLock:
-    """The held lock; made by acquire(). warnings: what a person should know about the place."""
+    """The held lock; made by acquire(). warnings: weaknesses of the file system, for a log."""
 
     state: Path
     warnings: tuple[str, ...]
@@ -60,13 +60,13 @@ class StateLock:
     ) -> StateLock:
         """Prepare *state* and lock it, waiting up to *wait* seconds for another holder.
 
-        Synchronous: nothing runs yet that could be held up. Raises StateRefused or Locked.
+        Blocks: nothing else runs yet. Raises StateRefused or StateLocked.
         """
         warnings = _prepare(state)
         try:
             handle = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as exc:
-            raise StateRefused(f"{state}/lock: {exc.strerror}") from exc
+            raise StateRefused(f"cannot open {state}/lock: {exc.strerror}") from exc
         try:
             _lock(handle, state, clock() + wait, clock, sleep)
             os.ftruncate(handle, 0)
@@ -77,16 +77,16 @@ class StateLock:
         return cls(state, warnings, handle)
 
     def release(self) -> None:
-        """Give the lock back. Once only, after the store is closed."""
+        """Release the lock; once only, after the store is closed."""
         os.close(self._handle)
         self._handle = -1
 
 
 def probe(state: Path) -> None:
-    """Raises Locked if somebody holds *state*; takes nothing, and makes nothing. Raises OSError.
+    """Raise StateLocked if a process holds *state*; locks and creates nothing. Raises OSError.
 
-    With a shared lock for an instant: a daemon that starts in that very instant tries again,
-    and two who probe do not see each other.
+    Takes a shared lock for an instant: a daemon that starts in this instant tries again, and two
+    concurrent probes do not see each other.
     """
     try:
         handle = os.open(state / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -113,9 +113,9 @@ def _lock(
         except BlockingIOError:
             if clock() >= until:
                 raise StateLocked(state, _holder(handle)) from None
-            sleep(POLL)
+            sleep(POLL_INTERVAL)
         except OSError as exc:
-            raise StateRefused(f"{state}/lock cannot be locked: {exc.strerror}") from exc
+            raise StateRefused(f"cannot lock {state}/lock: {exc.strerror}") from exc
         else:
             return
 
@@ -126,17 +126,17 @@ def _holder(handle: int) -> int | None:
 
 
 def _prepare(state: Path) -> tuple[str, ...]:
-    """Make *state* if it is missing, and judge owner, mode and file system."""
+    """Make *state* if it is missing, and check owner, mode and file system; the warnings."""
     try:
         _make(state)
     except OSError as exc:
-        raise StateRefused(f"{state} cannot be made: {exc.strerror}") from exc
+        raise StateRefused(f"cannot make {state}: {exc.strerror}") from exc
     try:
         handle = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as exc:
         if exc.errno == errno.ENOTDIR:
             raise StateRefused(f"{state} is not a directory") from exc
-        raise StateRefused(f"{state} cannot be opened: {exc.strerror}") from exc
+        raise StateRefused(f"cannot open {state}: {exc.strerror}") from exc
     try:
         _check_owner(state, os.fstat(handle))
         return _check_file_system(state, file_system(handle))
@@ -148,7 +148,7 @@ def _make(state: Path) -> None:
     if state.exists():
         return
     state.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):  # another start was faster; the lock decides
+    with contextlib.suppress(FileExistsError):  # another start made it first; the lock decides
         state.mkdir(mode=0o700)
     sync(state.parent)
 
@@ -156,45 +156,45 @@ def _make(state: Path) -> None:
 def _check_owner(state: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise StateRefused(
-            f"{state} belongs to uid {status.st_uid}, and this is uid {os.geteuid()}: run as its "
-            f"owner, or chown it"
+            f"{state} is owned by uid {status.st_uid}, but this process has uid {os.geteuid()}:"
+            " run it as the owner, or chown the directory"
         )
     if stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateRefused(
-            f"{state} has mode {stat.S_IMODE(status.st_mode):04o}, so that others may write to "
-            f"it: chmod 0700 {state}"
+            f"{state} is writable for other users (mode {stat.S_IMODE(status.st_mode):04o}):"
+            f" chmod 0700 {state}"
         )
 
 
 def _check_file_system(state: Path, kind: str | None) -> tuple[str, ...]:
     if kind is None:
-        return (f"the file system of {state} is unknown: it has to be a local one",)
+        return (f"the file system of {state} cannot be determined: it must be a local one",)
     if kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
         raise StateRefused(
-            f"{state} is on {kind}, where locks and syncs cannot be relied on: "
-            f"use a local file system"
+            f"{state} is on {kind}, where locks and syncs are not reliable: use a directory on a"
+            " local file system"
         )
     if kind in _VOLATILE:
-        return (f"{state} is on {kind}: a reboot forgets what was applied",)
+        return (f"{state} is on {kind}: what was applied is lost at a reboot",)
     return ()
 
 
 def file_system(handle: int) -> str | None:
-    """The type of the file system of an open file, as ``mount`` names it; None if unknown.
+    """The type of the file system of the open file *handle*, as in ``mount``; None if unknown.
 
-    By the mount's id, not by statfs(2): its numbers tell no kind of FUSE from another, and
-    Python does not give them.
+    Found by the mount id, not by statfs(2), whose numbers are the same for every FUSE file system
+    and which Python does not offer.
     """
     try:
-        information = Path(f"/proc/self/fdinfo/{handle}").read_text()
+        fdinfo = Path(f"/proc/self/fdinfo/{handle}").read_text()
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return None
-    found = re.search(r"^mnt_id:\s*(\d+)$", information, re.MULTILINE)
+    found = re.search(r"^mnt_id:\s*(\d+)$", fdinfo, re.MULTILINE)
     if found is None:
         return None
     for line in mounts.splitlines():
-        before, _, behind = line.partition(" - ")
-        if before.split(" ", 1)[0] == found[1]:
-            return behind.split(" ", 1)[0]
+        mount, _, options = line.partition(" - ")
+        if mount.split(" ", 1)[0] == found[1]:
+            return options.split(" ", 1)[0]
     return None

@@ -97,7 +97,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     os.chown(state, 1234, 1234)
-    with pytest.raises(StateRefused, match="belongs to uid 1234"):
+    with pytest.raises(StateRefused, match="is owned by uid 1234"):
         StateLock.acquire(state)
 
 
@@ -106,7 +106,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StateRefused, match="is not a directory"):
         StateLock.acquire(tmp_path / "state")
-    with pytest.raises(StateRefused, match="cannot be made"):
+    with pytest.raises(StateRefused, match="cannot make"):
         StateLock.acquire(tmp_path / "state" / "below")
 
 
@@ -123,12 +123,12 @@ def test_file_systems_without_promises_are_refused(
 
 @pytest.mark.parametrize(
     ("kind", "warning"),
-    [("tmpfs", "reboot forgets"), (None, "unknown"), ("ext4", None), ("fuse.fuse-overlayfs", None)],
+    [("tmpfs", "lost at a reboot"), (None, "cannot be determined"), ("ext4", None), ("fuse.fuse-overlayfs", None)],
 )
 def test_doubtful_file_systems_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, warning: str | None
 ) -> None:
-    """A tmpfs gets one warning that a reboot forgets; a local disk gets none."""
+    """A tmpfs gets one warning that its content is lost at a reboot; a local disk gets none."""
     monkeypatch.setattr(state_lock, "file_system", lambda _handle: kind)
     held = StateLock.acquire(tmp_path / "state")
     if warning is None:

@@ -1,1 +1,1 @@
-"""The SQLite store: schema, rows, its single writer, and judging what a crash left."""
+"""The SQLite store: schema, rows, the single writer, and the checks after a crash."""

@@ -1,4 +1,4 @@
-"""What was applied: one row a key, as the store keeps and verifies it."""
+"""Applied specs: one row for each key, with a checksum."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROWS = "SELECT key, kind, fingerprint, base, at, complete, spec, sum FROM appli
 
 @attrs.frozen
 class Applied:
-    """What the store knows about one key.
+    """The last applied spec of one key.
 
-    fingerprint  of the spec below
-    complete     False from before the first effect of that spec until it was done: some of it
-                 may have been applied
+    fingerprint  of the spec
+    complete     False from before the first effect of the spec until it is done: it may be
+                 applied in part
     base         the directory of the manifest
     at           wall time of the last change of this row, in seconds, for people
     """
@@ -36,13 +36,13 @@ class Applied:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The last spec, as plain data. Parsed at each call: most are never looked at."""
+        """The spec as plain data. Parsed at each call: most are never used."""
         spec: dict[str, Any] = json.loads(self._spec)
         return spec
 
 
 def write_applied(connection: sqlite3.Connection, applied: Applied) -> None:
-    """Write the row of its key."""
+    """Insert or replace the row of its key."""
     columns = (
         applied.key,
         applied.kind,
@@ -50,7 +50,7 @@ def write_applied(connection: sqlite3.Connection, applied: Applied) -> None:
         applied.base,
         float(applied.at),
         int(applied.complete),
-        applied._spec,  # noqa: SLF001 - as JSON, which is what a row has
+        applied._spec,  # noqa: SLF001 - the JSON text of the row
     )
     connection.execute(
         "INSERT OR REPLACE INTO applied (key, kind, fingerprint, base, at, complete, spec, sum)"
@@ -60,13 +60,13 @@ def write_applied(connection: sqlite3.Connection, applied: Applied) -> None:
 
 
 def read_applied_key(connection: sqlite3.Connection, key: Key) -> Applied | None:
-    """What is remembered of *key*. Raises rows.RowDamaged."""
+    """The row of *key*; None: none. Raises rows.RowDamaged."""
     row = connection.execute(f"{_ROWS} WHERE key = ?", (key,)).fetchone()
     return None if row is None else _applied_from(row)
 
 
 def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Applied]]:
-    """Everything that a store remembers, by controller and key. Raises rows.RowDamaged."""
+    """Every row, by controller and key. Raises rows.RowDamaged."""
     found: dict[str, dict[Key, Applied]] = {}
     for row in connection.execute(f"{_ROWS} ORDER BY key"):
         found.setdefault(controller_of(row[0]), {})[row[0]] = _applied_from(row)
@@ -74,7 +74,7 @@ def read_all_applied(connection: sqlite3.Connection) -> dict[str, dict[Key, Appl
 
 
 def read_fingerprints(connection: sqlite3.Connection) -> Iterator[tuple[Key, Fingerprint, bool]]:
-    """Of each row its key, its fingerprint and whether it is complete."""
+    """Key, fingerprint and completeness of each row."""
     for key, fingerprint, complete in connection.execute(
         "SELECT key, fingerprint, complete FROM applied"
     ):
@@ -82,7 +82,7 @@ def read_fingerprints(connection: sqlite3.Connection) -> Iterator[tuple[Key, Fin
 
 
 def verify_applied(connection: sqlite3.Connection) -> None:
-    """Read every row, and those of sources. Raises rows.RowDamaged."""
+    """Verify every row of applied and of sources. Raises rows.RowDamaged."""
     for row in connection.execute(_ROWS):
         verify_row("applied", row)
     for row in connection.execute("SELECT controller, source, identity, sum FROM sources"):

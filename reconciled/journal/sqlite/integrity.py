@@ -1,15 +1,15 @@
-"""In what condition a store was left: whole, with a torn tail, or damaged and set aside.
+"""The condition of a store at its opening: intact, with a torn tail, or damaged and set aside.
 
-The *mark* is a small file beside the database that says whether the last opening was closed,
-and its number; the database has the numbers too. The order in which they are written makes
-each crash look different from a loss:
+Each opening of the store is a *generation* with a number. The *marker* is a small file beside the
+database: the number of the last generation, and whether it was closed. The database contains the
+numbers too. The order of the writes distinguishes a crash from a loss:
 
-1. The mark says "open N" from after the first commit of opening N is durable: the log is not
-   empty then, and stays so until a commit in the log itself says "closed N".
-2. The mark says "closed N" from after that commit has reached the database file.
+1. The marker says "open N" only after the first commit of generation N is durable: from then on
+   the log is not empty, until a commit in the log itself says "closed N".
+2. The marker says "closed N" only after that commit has reached the database file.
 
-So an empty log beside an open mark, a database that knows less than the mark, or no database
-at all beside any mark are damage, although SQLite would open each without a word.
+Therefore an empty log beside an open marker, a database with lower numbers than the marker, or a
+marker without a database are damage, although SQLite would open each of them without an error.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ASIDE_SUFFIX = ".damaged-"
 class IntegrityReport:
     """What an opening found.
 
-    warning  a torn tail: what was not yet durable when the process ended is not there
-    damage   why the store was set aside and a fresh one made; empty: it was not
-    aside    where the damaged one is now
+    warning         a torn tail: writes that were not durable when the process ended are lost
+    damage          why the store was set aside and a new one made; empty: it was not
+    set_aside_path  where the damaged store is now
     """
 
     warning: str = ""
@@ -48,37 +48,37 @@ class IntegrityReport:
 
 @attrs.frozen
 class Marker:
-    """The last opening by its number, and whether it was closed."""
+    """The number of the last generation, and whether it was closed."""
 
     number: int
     closed: bool
 
 
 def read_marker(directory: Path) -> Marker | None:
-    """The mark of the store in *directory*; None if it has none. Raises StoreDamaged, OSError."""
+    """The marker in *directory*; None: there is none. Raises StoreDamaged, OSError."""
     try:
         words = (directory / MARKER).read_bytes().split()
     except FileNotFoundError:
         return None
     state, number = words if len(words) == 2 else (b"", b"")  # noqa: PLR2004 - state and number
     if state not in (b"open", b"closed") or not number.isdigit():
-        raise StoreDamaged(f"{MARKER} does not say what it has to")
+        raise StoreDamaged(f"the marker {MARKER} is malformed")
     return Marker(int(number), state == b"closed")
 
 
 def write_marker(directory: Path, marker: Marker) -> None:
-    """Replace the mark, durably. Raises OSError, and the one before stays."""
+    """Replace the marker, durably. Raises OSError, and leaves the earlier one."""
     state = "closed" if marker.closed else "open"
     replace(directory / MARKER, f"{state} {marker.number}\n".encode())
 
 
 @attrs.frozen
 class WalState:
-    """What the last process left in the log.
+    """The condition of the log.
 
-    warning  a torn tail; empty: there is none
-    cut      where to cut it off, in bytes; 0: nowhere, SQLite begins the log anew by itself
-    lost     the log is empty although the mark says "open"
+    warning      a torn tail; empty: none
+    truncate_at  where the torn tail begins, in bytes; 0: do not truncate, SQLite restarts the log
+    lost         the log is empty although the marker says "open"
     """
 
     warning: str = ""
@@ -87,10 +87,10 @@ class WalState:
 
 
 def check_files(directory: Path, marker: Marker | None) -> WalState:
-    """Look at the files before SQLite does, and change nothing. Raises StoreDamaged, OSError."""
+    """Check the files before SQLite opens them; read-only. Raises StoreDamaged, OSError."""
     file = directory / FILE
     if marker is not None and not (file.exists() and file.stat().st_size):
-        raise StoreDamaged("the database is empty or gone")
+        raise StoreDamaged("the database is empty or missing")
     log = directory / WAL
     content = log.read_bytes() if log.exists() else b""
     found = wal.scan(content)
@@ -103,12 +103,12 @@ def check_files(directory: Path, marker: Marker | None) -> WalState:
     )
     if not found.torn or lost:
         return WalState(lost=lost)
-    warning = f"{found.torn}: what was not yet durable when the process ended is not there"
+    warning = f"{found.torn}: writes that were not durable when the process ended are lost"
     return WalState(warning, found.end if found.transactions else 0)
 
 
 def truncate_tail(directory: Path, wal_state: WalState) -> None:
-    """Cut a torn tail off, lest the next one seem to follow whole wal. Raises OSError."""
+    """Truncate a torn tail, so that no later frame follows a damaged one. Raises OSError."""
     if wal_state.truncate_at:
         with (directory / WAL).open("r+b") as stream:
             stream.truncate(wal_state.truncate_at)
@@ -116,28 +116,30 @@ def truncate_tail(directory: Path, wal_state: WalState) -> None:
 
 
 def check_numbers(marker: Marker | None, opened: int, closed: int, *, lost: bool) -> None:
-    """Compare the mark with the database's own numbers. Raises StoreDamaged.
+    """Compare the marker with the numbers in the database. Raises StoreDamaged.
 
-    *lost*: as Left has it.
+    *lost*: see WalState.
     """
     if marker is None:
         if opened > 1:
-            raise StoreDamaged(f"{MARKER} is gone")
+            raise StoreDamaged(f"the marker {MARKER} is missing")
         return
     if marker.closed:
         if closed != marker.number:
-            raise StoreDamaged(f"the database knows of closing {closed}, and {marker.number} was")
+            raise StoreDamaged(
+                f"closed generation mismatch: database {closed}, marker {marker.number}"
+            )
     elif lost and closed < marker.number:
-        raise StoreDamaged("the log is empty or gone, and the store was not closed")
+        raise StoreDamaged("the log is empty or missing, and the store was not closed")
     elif opened not in (marker.number, marker.number + 1):
-        raise StoreDamaged(f"the database knows of opening {opened}, and {marker.number} was")
+        raise StoreDamaged(f"generation mismatch: database {opened}, marker {marker.number}")
 
 
 def set_aside(directory: Path, why: str) -> Path:
-    """Move the damaged store away, whole and by one rename; where it is now.
+    """Move the damaged store aside, whole and by one rename; returns its new path.
 
-    What was found is written beside the files, if that can be written. Raises OSError where the
-    rename fails.
+    Writes the finding to damage.json beside the files, if possible. Raises OSError if the rename
+    fails.
     """
     with contextlib.suppress(OSError):
         facts = {"at": time.time(), "damage": why, "files": _sizes(directory)}
@@ -153,7 +155,7 @@ def set_aside(directory: Path, why: str) -> Path:
 
 
 def has_set_aside_store(directory: Path) -> bool:
-    """Whether a damaged store lies beside *directory*: a fresh one does not know everything."""
+    """Whether a damaged store was set aside from *directory*: a new one lacks its content."""
     return any(directory.parent.glob(f"{directory.name}{ASIDE_SUFFIX}*"))
 
 

@@ -1,11 +1,11 @@
-"""Opening the store's directory, judging it first; closing it; exchanging it for a fresh copy.
+"""Opening the directory of the store after checks, closing it, and replacing it by a copy.
 
-1. Nothing is written before the store was judged: files, numbers, structure, and each row that
-   a decision may rest on.
-2. What is damaged is set aside whole, and a fresh store says from its first commit on that it
-   does not know everything.
+1. Nothing is written before the store was checked: files, numbers, structure, and each row that
+   a decision may depend on.
+2. A damaged store is set aside whole, and the new store is marked as degraded from its first
+   commit on.
 3. An exchange is two renames of directories. Between them the copy is complete: an opening that
-   finds no store ends the exchange.
+   finds no store completes the exchange.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reconciled.journal.sqlite.schema import (
     write_meta,
 )
 
-# SQLite's codes for a place that refuses us now: nothing is wrong with what is written there.
+# SQLite's codes for an environment that prevents access: the content is not damaged.
 _ENVIRONMENT_ERRORS = frozenset(
     {
         sqlite3.SQLITE_PERM,
@@ -52,13 +52,13 @@ _ENVIRONMENT_ERRORS = frozenset(
         sqlite3.SQLITE_NOLFS,
     }
 )
-# The history is left out: it decides nothing, and each of its rows is verified when it is read.
+# Without the history: no decision depends on it, and its rows are verified when they are read.
 _VERIFIED = ("meta", "applied", "sources", "operations", "states", "steps")
 
 
 @attrs.frozen
 class OpenedStore:
-    """An open store: its connection, its own numbers, and the condition it was in."""
+    """An open store: its connection, its numbers, and the condition that was found."""
 
     connection: sqlite3.Connection
     meta: Meta
@@ -68,8 +68,8 @@ class OpenedStore:
 def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS) -> OpenedStore:
     """Open or make the store in *directory*, with the newest schema, and begin an epoch.
 
-    Only for the holder of the state lock. A damaged one is set aside and a fresh one made; the
-    condition says so. Raises StoreTooNew, or StoreUnusable where the place refuses us.
+    Only for the holder of the state lock. A damaged store is set aside and a new one made, which
+    the integrity report says. Raises StoreTooNew, or StoreUnusable if the files are inaccessible.
     """
     try:
         _finish_exchange(directory)
@@ -83,7 +83,7 @@ def open_directory(directory: Path, migrations: Sequence[Migration] = MIGRATIONS
 
 
 class _SetAside(Exception):
-    """The store was damaged, and is elsewhere now."""
+    """The store was damaged and has been set aside."""
 
     def __init__(self, condition: IntegrityReport) -> None:
         super().__init__(condition.damage)
@@ -94,16 +94,16 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
     connection = None
     try:
         schema.make_directory(directory)
-        mark = integrity.read_marker(directory)
-        left = integrity.check_files(directory, mark)
-        if mark is None:
+        marker = integrity.read_marker(directory)
+        left = integrity.check_files(directory, marker)
+        if marker is None:
             schema.make_file(directory)
         with _classify_errors():
             schema.refuse_newer(directory, len(migrations))
             integrity.truncate_tail(directory, left)
             connection = schema.connect(directory / FILE)
             schema.configure(connection)
-            _check_numbers(connection, mark, left, len(migrations))
+            _check_numbers(connection, marker, left, len(migrations))
             schema.migrate(connection, directory, migrations)
             _verify(connection, migrations)
         meta = _begin(connection, directory, read_meta(connection), epochs)
@@ -111,7 +111,7 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
     except StoreDamaged as damage:
         aside = integrity.set_aside(directory, str(damage))
         if connection is not None:
-            connection.close()  # its file has moved: it leaves the evidence alone
+            connection.close()  # its file was moved: it does not change the damaged files
         raise _SetAside(IntegrityReport(damage=str(damage), set_aside_path=aside)) from damage
     except BaseException:
         if connection is not None:
@@ -121,22 +121,22 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
 
 
 def _check_numbers(
-    connection: sqlite3.Connection, mark: Marker | None, left: WalState, newest: int
+    connection: sqlite3.Connection, marker: Marker | None, left: WalState, newest: int
 ) -> None:
     version = _version(connection)
-    if version or mark is not None:
+    if version or marker is not None:
         meta = read_meta(connection)
-        integrity.check_numbers(mark, meta.opened, meta.closed, lost=left.lost)
+        integrity.check_numbers(marker, meta.opened, meta.closed, lost=left.lost)
         if version < newest:
             _close_before_migration(connection, meta)
 
 
 def _close_keeping_wal(connection: sqlite3.Connection, directory: Path) -> None:
-    """Close, and leave the log as it is.
+    """Close the connection without a checkpoint of the log.
 
-    SQLite writes it back and removes it as the last connection closes, which would look like a
-    loss beside an open mark; it does not where the file has moved. (From Python 3.12 on a
-    connection can be told so.)
+    SQLite writes the log back and removes it when the last connection closes, which beside an open
+    marker would look like a loss. It does not if the file was moved. (From Python 3.12 on there is
+    a setting for it, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE.)
     """
     away = _sibling(directory, "old")
     try:
@@ -149,7 +149,7 @@ def _close_keeping_wal(connection: sqlite3.Connection, directory: Path) -> None:
 
 
 def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: int) -> Meta:
-    """The first commit of an opening; in a new store it is the one that makes it a store."""
+    """The first commit of a generation; in a new store the first commit at all."""
     degraded = meta.degraded
     if not meta.opened and integrity.has_set_aside_store(directory):
         degraded = f"a damaged store was set aside as {directory.name}{integrity.ASIDE_SUFFIX}…"
@@ -160,23 +160,23 @@ def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: 
 
 
 def _version(connection: sqlite3.Connection) -> int:
-    """The version of the schema; 0 in a database that was made this instant."""
+    """The version of the schema; 0 in a new database. Raises StoreDamaged."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0 and schema.layout(connection):
-        raise StoreDamaged("it has tables and no version")
+        raise StoreDamaged("it has tables but no schema version")
     return version
 
 
 def _close_before_migration(connection: sqlite3.Connection, meta: Meta) -> None:
-    """A migration empties the log: say beforehand that nothing is lost by that."""
+    """Record the generation as closed: a migration empties the log without a loss."""
     with transaction(connection):
         write_meta(connection, attrs.evolve(meta, closed=meta.opened))
 
 
 def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
-    """Read everything that a decision may rest on. Raises StoreDamaged, sqlite3.Error."""
+    """Read all that a decision may depend on. Raises StoreDamaged, sqlite3.Error."""
     if schema.layout(connection) != schema.expected_layout(migrations):
-        raise StoreDamaged("its tables are not those that were made")
+        raise StoreDamaged("its tables differ from those of its schema version")
     for table in _VERIFIED:
         (found,) = connection.execute(f"PRAGMA quick_check('{table}')").fetchone()
         if found != "ok":
@@ -188,7 +188,7 @@ def _verify(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
 
 
 def _raise_environment_error(found: str) -> None:
-    """A page that could not be read now is a line among those about damage."""
+    """Raise OSError for an unreadable page, which quick_check reports like damage."""
     code = re.search(r"error code=(\d+)", found)
     if code is not None and int(code[1]) & 0xFF in _ENVIRONMENT_ERRORS:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -196,7 +196,7 @@ def _raise_environment_error(found: str) -> None:
 
 @contextlib.contextmanager
 def _classify_errors() -> Iterator[None]:
-    """Tell damage from trouble: what SQLite says of the content, and of the place."""
+    """Raise StoreDamaged for errors about the content, and others unchanged."""
     try:
         yield
     except (RowDamaged, UnicodeError) as exc:
@@ -210,7 +210,7 @@ def _classify_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the body writes, or nothing of it."""
+    """Commit everything that the body writes, or nothing after an exception."""
     connection.execute("BEGIN IMMEDIATE").close()
     try:
         yield
@@ -223,10 +223,10 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def close_directory(connection: sqlite3.Connection, directory: Path, meta: Meta) -> None:
-    """Write the log back, close, and mark the store as closed.
+    """Write the log back, close the connection, and mark the store as closed.
 
-    Raises sqlite3.Error or OSError where that could not be done: nothing is lost by it, the
-    next opening goes on from the log. The connection is closed in any case.
+    Raises sqlite3.Error or OSError if that fails: nothing is lost, since the next opening reads
+    the log. The connection is closed in any case.
     """
     try:
         with transaction(connection):
@@ -243,11 +243,11 @@ def close_directory(connection: sqlite3.Connection, directory: Path, meta: Meta)
 
 
 def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> OpenedStore:
-    """Copy the store to new files, sync them, and go on with these.
+    """Copy the store to new files, sync them, and open these.
 
-    For after a failed sync, when nobody knows what of the old files the disk has. Raises
-    sqlite3.Error or OSError: either *connection* is still open and usable, or the store that is
-    there can be opened by reopen().
+    Needed after a failed sync, when it is unknown how much of the old files is on the disk. Raises
+    sqlite3.Error or OSError: then either *connection* is still open and usable, or reopen() can
+    open the store.
     """
     fresh, old = _sibling(directory, "new"), _sibling(directory, "old")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -261,14 +261,14 @@ def exchange(connection: sqlite3.Connection, directory: Path, meta: Meta) -> Ope
     for name in sorted(directory.glob("before-*.sqlite")):
         shutil.copy2(name, fresh)
     directory.rename(old)
-    connection.close()  # its file has moved: it touches neither old nor new ones
+    connection.close()  # its file was moved: it changes neither the old nor the new files
     fresh.rename(directory)
     sync(directory.parent)
     return reopen(directory)
 
 
 def reopen(directory: Path) -> OpenedStore:
-    """Open what exchange() left, in the same epoch. Raises sqlite3.Error or OSError."""
+    """Open the store after an exchange(), in the same epoch. Raises sqlite3.Error, OSError."""
     _finish_exchange(directory)
     try:
         return _open(directory, MIGRATIONS, epochs=0)
@@ -277,14 +277,14 @@ def reopen(directory: Path) -> OpenedStore:
 
 
 def _finish_exchange(directory: Path) -> None:
-    """Bring an exchange, or a closing, that was cut off to one of its ends."""
+    """Complete or revert an exchange or a close that was interrupted."""
     fresh, old = _sibling(directory, "new"), _sibling(directory, "old")
     if old.exists() and not directory.exists():
         (fresh if fresh.exists() else old).rename(directory)
         sync(directory.parent)
-    for rubbish in (fresh, old):
-        if rubbish.exists() and directory.exists():
-            shutil.rmtree(rubbish, ignore_errors=True)
+    for leftover in (fresh, old):
+        if leftover.exists() and directory.exists():
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _sibling(directory: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Room that is kept for a full disk, so that what is open can still be closed."""
+"""Disk space reserved for a full disk, so that open operations can still be closed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import attrs
 
-SIZE = 16 << 20
+SIZE = 16 << 20  # bytes
 
 
 @attrs.frozen
 class Reserve:
-    """One file whose blocks are allocated; it goes when the disk is full."""
+    """One file with allocated blocks; it is removed when the disk is full."""
 
     file: Path
     size: int = SIZE
 
     def make(self) -> None:
-        """Allocate it if it is not there whole. Raises OSError, and leaves nothing then."""
+        """Allocate the file unless it is complete. Raises OSError, after removing the file."""
         handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(handle).st_size < self.size:
@@ -30,5 +30,5 @@ class Reserve:
             os.close(handle)
 
     def release(self) -> None:
-        """Give its room to whoever needs it; harmless where it is gone."""
+        """Free its space; harmless if the file does not exist. Raises OSError."""
         self.file.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Operations as rows of the store, each with a checksum of its own.
+"""Operations as rows of the store, and the checksum that each row of the store has.
 
-1. A row that is not as it was written is never taken for what it says: RowDamaged.
-2. What begin() wrote of an operation is never rewritten; what changes has rows of its own, one
-   a step, so that a step costs what it is long and not what the operation is.
+1. A row that does not match its checksum is not used: RowDamaged.
+2. The row that begin() wrote for an operation is never rewritten. What changes has separate rows,
+   one for each step: the cost of a step depends on its size, not on that of the operation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reconciled.journal.operation_record import (
     StepState,
 )
 
-# What states has, beside what begin() wrote for good.
+# Columns of states; the others are written once, by begin().
 _CHANGING = (
     "attempt",
     "epoch",
@@ -35,8 +35,8 @@ _CHANGING = (
     "boot_id",
     "machine_id",
 )
-# Characters of a value that the history keeps whole. Nothing is recovered from there, and a
-# hundred thousand specs with the content of their files would be gigabytes.
+# Characters of a value that the history keeps unchanged. Nothing is recovered from the history,
+# and a hundred thousand specs with the content of their files would be gigabytes.
 PAST_VALUE_LIMIT = 2000
 _FIXED = ("name", "pinned", "begun", "undoes")
 
@@ -45,12 +45,12 @@ class RowDamaged(sqlite3.DatabaseError):
     """A row of the store does not match its checksum."""
 
     def __init__(self, table: str, name: object) -> None:
-        super().__init__(f"the row {name} of {table} does not match its checksum")
+        super().__init__(f"row {name} of table {table} does not match its checksum")
 
 
 def checksum(table: str, *columns: Any) -> int:
-    """What a row's last column has to say; *columns* as SQLite gives them back."""
-    text = "\0".join((table, *map(str, columns)))  # a third of what repr() of the row takes
+    """The checksum of a row, its last column; *columns* as SQLite returns them."""
+    text = "\0".join((table, *map(str, columns)))  # takes a third of the time of repr()
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
@@ -63,20 +63,20 @@ def verify_row(table: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def dump_json(value: Any) -> str:
-    """*value* as JSON; raises TypeError or ValueError for what that cannot express."""
+    """*value* as JSON. Raises TypeError or ValueError for values that JSON cannot express."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def normalize_json(value: Any) -> Any:
-    """*value* as the store will give it back; TypeError for what it cannot keep."""
+    """*value* as the store returns it later. Raises TypeError for what it cannot store."""
     try:
         return json.loads(dump_json(value))
-    except ValueError as exc:  # a number that is none, or a circle
+    except ValueError as exc:  # NaN, an infinity, or a reference cycle
         raise TypeError(str(exc)) from exc
 
 
 def insert(connection: sqlite3.Connection, record: OperationRecord) -> None:
-    """Write a new open operation."""
+    """Insert a new open operation."""
     columns = (record.id, record.key, dump_json(_parts(record, (*_FIXED, *_CHANGING))))
     connection.execute(
         "INSERT INTO operations VALUES (?, ?, ?, ?)",
@@ -85,7 +85,7 @@ def insert(connection: sqlite3.Connection, record: OperationRecord) -> None:
 
 
 def write_state(connection: sqlite3.Connection, record: OperationRecord) -> None:
-    """Write what changes of *record*, steps apart."""
+    """Write what can change of *record*, except its steps."""
     columns = (record.id, dump_json(_state(record)))
     connection.execute(
         "INSERT OR REPLACE INTO states VALUES (?, ?, ?)", (*columns, checksum("states", *columns))
@@ -94,22 +94,22 @@ def write_state(connection: sqlite3.Connection, record: OperationRecord) -> None
 
 def write_step(connection: sqlite3.Connection, record: OperationRecord, name: str) -> None:
     """Write the step *name* of *record*."""
-    place = next(index for index, step in enumerate(record.steps) if step.name == name)
-    columns = (record.id, name, dump_json([place, *_step(record.steps[place])]))
+    position = next(index for index, step in enumerate(record.steps) if step.name == name)
+    columns = (record.id, name, dump_json([position, *_step(record.steps[position])]))
     connection.execute(
         "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", (*columns, checksum("steps", *columns))
     ).close()
 
 
 def delete_steps(connection: sqlite3.Connection, operation: str) -> None:
-    """Forget the steps of *operation*."""
+    """Delete the steps of *operation*."""
     connection.execute("DELETE FROM steps WHERE operation = ?", (operation,)).close()
 
 
 def move_to_past(connection: sqlite3.Connection, record: OperationRecord) -> None:
-    """Take *record*, which has an ending, out of the open ones and into the history.
+    """Move *record*, which has an ending, from the open operations to the history.
 
-    Of long inputs and step data only the short parts are kept.
+    Only short parts of long inputs and step data are kept.
     """
     connection.execute("DELETE FROM operations WHERE id = ?", (record.id,)).close()
     connection.execute("DELETE FROM states WHERE id = ?", (record.id,)).close()
@@ -138,8 +138,8 @@ def read_open(connection: sqlite3.Connection) -> list[OperationRecord]:
         operation, _, body = verify_row("steps", row)
         if operation not in found:
             raise RowDamaged("steps", operation)
-        place, *columns = json.loads(body)
-        steps.setdefault(operation, []).append((place, _step_from(columns)))
+        position, *columns = json.loads(body)
+        steps.setdefault(operation, []).append((position, _step_from(columns)))
     for operation, listed in steps.items():
         ordered = tuple(step for _, step in sorted(listed, key=lambda pair: pair[0]))
         found[operation] = attrs.evolve(found[operation], steps=ordered)
@@ -148,14 +148,14 @@ def read_open(connection: sqlite3.Connection) -> list[OperationRecord]:
 
 @attrs.frozen
 class PastOperations:
-    """Operations that are over, newest first; *damaged* rows were left out."""
+    """Past operations, newest first; damaged: how many rows were left out."""
 
     records: tuple[OperationRecord, ...]
     damaged: int = 0
 
 
 def read_past(connection: sqlite3.Connection, limit: int, prefix: str = "") -> PastOperations:
-    """The last *limit* operations that ended, of those whose id begins with *prefix*."""
+    """The last *limit* past operations whose id begins with *prefix*."""
     rows = connection.execute(
         "SELECT id, key, ended, body, sum FROM past WHERE id >= ? AND id < ?"
         " ORDER BY seq DESC LIMIT ?"
@@ -172,25 +172,24 @@ def read_past(connection: sqlite3.Connection, limit: int, prefix: str = "") -> P
     return PastOperations(tuple(found), damaged)
 
 
-def prune(connection: sqlite3.Connection, keep: int, ended_before: float, limit: int) -> int:
-    """Forget up to *most* past operations: what is above *keep*, and what ended before *older*.
+def prune(connection: sqlite3.Connection, keep: int, ended_before: float, limit: int) -> None:
+    """Delete up to *limit* past operations: beyond *keep* in number, or ended before then.
 
-    Only from the old end on, so that its cost does not grow with what is kept.
+    Deletes from the oldest on only: the cost does not grow with the size of the history.
     """
     (last,) = connection.execute("SELECT max(seq) FROM past").fetchone()
     if last is None:
-        return 0
-    spare = last - keep  # numbers have no gaps: what goes, goes from the old end
-    doomed = []
+        return
+    surplus = last - keep  # the numbers have no gaps, since only the oldest are deleted
+    expired = []
     for seq, ended in connection.execute(
         "SELECT seq, ended FROM past ORDER BY seq LIMIT ?", (limit,)
     ):
-        if seq > spare and ended >= ended_before:
+        if seq > surplus and ended >= ended_before:
             break
-        doomed.append(seq)
-    if doomed:
-        connection.execute("DELETE FROM past WHERE seq <= ?", (doomed[-1],)).close()
-    return len(doomed)
+        expired.append(seq)
+    if expired:
+        connection.execute("DELETE FROM past WHERE seq <= ?", (expired[-1],)).close()
 
 
 def _parts(record: OperationRecord, names: Iterable[str]) -> dict[str, Any]:
@@ -235,7 +234,7 @@ def _past_body(record: OperationRecord) -> dict[str, Any]:
 
 
 def _truncate(value: Any) -> Any:
-    """What the history keeps of a value: of a long mapping its short parts, else nothing."""
+    """What the history keeps of a value: the short parts of a long mapping, else nothing."""
     if len(dump_json(value)) <= PAST_VALUE_LIMIT:
         return value
     if not isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""The store's schema: opened, checked, and brought up to date one version at a time.
+"""The schema of the store: connection, check, and migration by one version at a time.
 
-1. A schema newer than this program is refused, and nothing is touched.
-2. A version, once released, never changes: what comes next is another migration.
-3. A copy of the store precedes each migration of one that has content.
-4. A migration is one transaction with the number of its version.
+1. A schema newer than this program is refused, and no file is changed.
+2. A released version never changes: a change is another migration.
+3. The store is copied before each migration, unless it is empty.
+4. A migration and the number of its version are one transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reconciled.journal.sqlite.rows import checksum, dump_json, verify_row
 FILE = "store.sqlite"
 _HEADER = 100  # bytes of SQLite's file header …
 _VERSION = slice(60, 64)  # … and where it has user_version, big-endian
-_FORMATS = slice(18, 20)  # what is needed to write and to read it: 2 with a log, else 1
+_FORMATS = slice(18, 20)  # versions needed to write and to read it: 2 with a log, else 1
 _FRACTIONS = slice(21, 24)  # the same in every database
 _MAGIC = b"SQLite format 3\0"
 
@@ -48,9 +48,9 @@ _TABLES = (
 
 
 def _version_1(connection: sqlite3.Connection) -> None:
-    """Each row ends with a checksum over its table and the columns before it.
+    """Each row ends with a checksum over the name of its table and the other columns.
 
-    What is open lies apart from the history, so that a start reads and verifies the first alone.
+    Open operations have tables apart from the history, since a start reads only the former.
     """
     for columns in _TABLES:
         connection.execute(f"CREATE TABLE {columns}").close()
@@ -60,16 +60,16 @@ MIGRATIONS: tuple[Migration, ...] = (_version_1,)  # the first makes version 1
 
 
 def make_directory(directory: Path) -> None:
-    """Make the store's directory if it is missing, for us alone."""
+    """Make the directory of the store if it is missing, mode 0700."""
     if not directory.exists():
         directory.mkdir(mode=0o700, exist_ok=True)
         sync(directory.parent)
 
 
 def make_file(directory: Path) -> None:
-    """Make the database if it is missing, for us alone: SQLite's own files take over the mode.
+    """Make the database if it is missing, mode 0600: SQLite's other files take over the mode.
 
-    Its name is durable with the mark's, before anything is said to be.
+    Its directory entry becomes durable together with that of the marker.
     """
     file = directory / FILE
     if not file.exists():
@@ -77,19 +77,19 @@ def make_file(directory: Path) -> None:
 
 
 def refuse_newer(directory: Path, known: int) -> None:
-    """Judge the version before a connection exists that could write.
+    """Check the version before there is a connection that could write.
 
-    The header is enough as long as each migration ends with a checkpoint of the log, and ours
-    do. For a program that lacks one, the log is looked at too, read-only. Raises StoreTooNew,
-    sqlite3.Error, OSError.
+    The header of the database is enough if every migration ends with a checkpoint of the log, as
+    those here do. In case another program's did not, the log is read as well, read-only. Raises
+    StoreTooNew, sqlite3.Error, OSError.
     """
     file = directory / FILE
     with file.open("rb") as stream:
         header = stream.read(_HEADER)
     if header and not header.startswith(_MAGIC):
-        raise sqlite3.DatabaseError("it is no SQLite database")
+        raise sqlite3.DatabaseError("it is not an SQLite database")
     if header and not (set(header[_FORMATS]) <= {1, 2} and header[_FRACTIONS] == b"@  "):
-        # With another number there SQLite opens it read-only, or with pages cut differently.
+        # With other numbers there, SQLite opens it read-only, or with another page size.
         raise sqlite3.DatabaseError("its header is damaged")
     found = int.from_bytes(header[_VERSION], "big")
     log = file.with_name(FILE + "-wal")
@@ -110,12 +110,12 @@ def connect(file: Path) -> sqlite3.Connection:
 
 def configure(connection: sqlite3.Connection) -> None:
     """Set up *connection* before its first read. Raises sqlite3.Error; the caller closes it."""
-    # Before the first read: an exclusive connection keeps the log's index in its memory, needs
-    # no shared memory file, and shuts out whoever opens the store beside us.
+    # Before the first read: an exclusive connection keeps the index of the log in its memory,
+    # needs no shared memory file, and locks other processes out of the store.
     connection.execute("PRAGMA locking_mode=EXCLUSIVE").close()
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
-        raise sqlite3.OperationalError(f"its journal mode stays {mode}")
+        raise sqlite3.OperationalError(f"cannot set its journal mode to wal: it is {mode}")
     connection.execute("PRAGMA synchronous=FULL").close()
     connection.execute("PRAGMA trusted_schema=OFF").close()
 
@@ -123,7 +123,7 @@ def configure(connection: sqlite3.Connection) -> None:
 def migrate(
     connection: sqlite3.Connection, directory: Path, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
-    """Bring the schema up to the newest version. Raises sqlite3.Error, OSError."""
+    """Migrate the schema to the newest version. Raises sqlite3.Error, OSError."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     for version, migration in enumerate(migrations[found:], start=found + 1):
         if version > 1:
@@ -141,14 +141,14 @@ def migrate(
 
 
 def layout(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
-    """The tables and indexes as the file declares them: to be compared with what was made."""
+    """The tables and indexes as the file declares them."""
     return connection.execute(
         "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     ).fetchall()
 
 
 def expected_layout(migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[str, ...]]:
-    """What layout() has to be after *migrations*."""
+    """The layout() after *migrations*."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
         for migration in migrations:
@@ -159,30 +159,27 @@ def expected_layout(migrations: Sequence[Migration] = MIGRATIONS) -> list[tuple[
 
 
 def _copy(connection: sqlite3.Connection, file: Path) -> None:
-    """A copy of the store as it is. One that is there is from a migration that never ended."""
+    """Copy the store to *file*, replacing a copy that an incomplete migration left."""
     file.unlink(missing_ok=True)
     copy_into(connection, file)
 
 
 def copy_into(connection: sqlite3.Connection, file: Path) -> None:
-    """Write what *connection* has to the new *file*, durably. Raises sqlite3.Error, OSError."""
+    """Copy the database to the new *file*, durably. Raises sqlite3.Error, OSError."""
     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection.execute("VACUUM INTO ?", (str(file),)).close()
     sync(file)
 
 
-# -- What the store knows of itself: one row, so that it is whole or not there.
-
-
 @attrs.frozen
 class Meta:
-    """The store's own numbers.
+    """Facts about the store itself, in one row, which is complete or missing.
 
     epoch     how often a daemon has opened it
-    opened    how often it was opened, copies after a failed sync included
-    closed    the last opening that was closed, or could not lose anything any more
-    degraded  why it does not know all that was done; empty: it does
-    settled   who ended that, and why
+    opened    generation: how often it was opened, including new files after a failed sync
+    closed    the last generation that was closed, or could not lose anything any more
+    degraded  why the store does not know everything that was done; empty: it does
+    settled   who cleared degraded, and why
     """
 
     epoch: int = 0
@@ -193,13 +190,13 @@ class Meta:
 
 
 def read_meta(connection: sqlite3.Connection) -> Meta:
-    """The row, or zeros in a store that was made this instant. Raises rows.RowDamaged."""
+    """The row, or zeros in a new store. Raises rows.RowDamaged."""
     row = connection.execute("SELECT name, value, sum FROM meta WHERE name = 'store'").fetchone()
     return Meta() if row is None else Meta(**json.loads(verify_row("meta", row)[1]))
 
 
 def write_meta(connection: sqlite3.Connection, meta: Meta) -> None:
-    """Write the row, as a part of the transaction that is open."""
+    """Write the row, as a part of the open transaction."""
     columns = ("store", dump_json(attrs.asdict(meta)))
     connection.execute(
         "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (*columns, checksum("meta", *columns))

@@ -1,8 +1,8 @@
-"""Reading the store without opening it: for verbs that take no lock, a daemon being up or down.
+"""A copy of the store for verbs that take no lock, with the daemon up or down.
 
-1. The store and its log are copied and only the copy is opened: the store itself has one
-   opener at a time, and a running daemon has it locked.
-2. A copy into which the daemon wrote meanwhile is thrown away and made again.
+1. The store and its log are copied, and only the copy is opened: the store itself has one opener
+   at a time, and a running daemon has it locked.
+2. If the daemon wrote the database during the copy, the copy is discarded and made again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from reconciled.core.errors import StoreTooNew, StoreUnusable
 from reconciled.journal.sqlite.schema import FILE, MIGRATIONS
 
 ATTEMPTS = 5
-_LOG_HEADER = 32  # bytes, salts included: they change when the log begins anew
+_LOG_HEADER = 32  # bytes, with the salts, which change when the log is restarted
 
 
 @contextlib.contextmanager
 def open_snapshot(state: Path) -> Iterator[sqlite3.Connection | None]:
-    """A connection to a copy of the store below *state*; None where there is no store yet.
+    """A connection to a copy of the store below *state*; None: there is no store yet.
 
     Blocks for as long as copying takes. Raises StoreTooNew or StoreUnusable.
     """
@@ -38,7 +38,7 @@ def open_snapshot(state: Path) -> Iterator[sqlite3.Connection | None]:
             return
         try:
             with contextlib.closing(sqlite3.connect(copy)) as connection:
-                # Version 0: made this instant, and its first migration is still to come.
+                # Version 0: just made, its first migration is not committed yet.
                 yield connection if _check_version(connection, store) else None
         except sqlite3.Error as exc:
             raise StoreUnusable(store, str(exc)) from exc
@@ -59,12 +59,12 @@ def _copy(store: Path, copy: Path) -> bool:
             return False
         copy.write_bytes(store.read_bytes())
         copy.with_name(f"{FILE}-wal").write_bytes(_read_wal(store))
-        # The log only grows between two of its beginnings, and the store changes only when the
-        # log is written back: with both marks as they were, the two belong together. What was
-        # appended while it was read is a torn tail, which SQLite leaves out by its checksums.
+        # The log only grows between two restarts, and the database changes only at a checkpoint
+        # of the log: with both states unchanged, the two copies belong together. Frames that were
+        # appended during the copy are a torn tail, which SQLite ignores by its checksums.
         if _file_state(store) == before:
             return True
-    raise OSError(f"it changed during each of {ATTEMPTS} copies")
+    raise OSError(f"it changed during each of {ATTEMPTS} attempts to copy it: try again")
 
 
 def _file_state(store: Path) -> tuple[int, int, int, bytes] | None:

@@ -1,11 +1,11 @@
-"""The store: what is remembered across starts, in SQLite, with one writer.
+"""The store: applied specs, sources and operations across starts, in SQLite, with one writer.
 
 1. Exactly one process opens it, the holder of the state lock: SQLite can corrupt a write-ahead
    log that two connections write.
 2. A write that returned is durable (WAL with synchronous=FULL).
 3. The mirror in memory changes after the commit, in the trio thread, and never without it.
 4. A schema newer than this program is refused before anything is written.
-5. Damage is never repaired by guessing, and never silently: see condition.py.
+5. Damage is never repaired by a guess, and never silently: see integrity.py.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ __all__ = [
 
 @attrs.define(eq=False)
 class Store:
-    """The open store; made by open(). condition: in which it was found."""
+    """The open store; made by open(). integrity: the condition that was found."""
 
     writer: Writer
     integrity: IntegrityReport
     _now: Callable[[], float]
-    # The mirror: what is remembered, so that a run with nothing to do writes nothing.
+    # The mirror of the applied fingerprints: a run with nothing to do reads no disk.
     _complete: dict[Key, Fingerprint] = attrs.field(factory=dict)
     _incomplete: dict[Key, Fingerprint] = attrs.field(factory=dict)
     _identities: dict[tuple[str, str], str] = attrs.field(factory=dict)
 
     @classmethod
     def open(cls, state: Path, *, now: Callable[[], float] = time.time) -> Store:
-        """Open or make ``STATE/store/``, bring its schema up, and begin the next epoch.
+        """Open or make ``STATE/store/``, migrate its schema, and begin the next epoch.
 
-        Synchronous, and only for the holder of the state lock. A damaged store is set aside: see
-        condition. On a full disk the reserve is given up for it. Raises schema.StoreTooNew or
-        schema.StoreUnusable.
+        Blocks, and is only for the holder of the state lock. A damaged store is set aside: see
+        ``integrity``. On a full disk the reserve is released for it. Raises StoreTooNew or
+        StoreUnusable.
         """
         directory = state / "store"
         reserve = Reserve(state / "reserve")
-        opened, trouble = _open_with_reserve(directory, reserve)
+        opened, unwritable = _open_with_reserve(directory, reserve)
         try:
-            writer = Writer(opened.connection, directory, opened.meta, reserve, trouble)
+            writer = Writer(opened.connection, directory, opened.meta, reserve, unwritable)
             store = cls(writer, opened.integrity, now)
             store._read(opened.connection)
         except sqlite3.Error as exc:
@@ -90,7 +90,7 @@ class Store:
 
     @property
     def epoch(self) -> int:
-        """Rises by one with every open, durably."""
+        """The number of this start; rises durably by one with each open()."""
         return self.writer.meta.epoch
 
     @property
@@ -100,23 +100,23 @@ class Store:
 
     @property
     def unwritable_reason(self) -> str:
-        """Why no new intent is taken now; empty: all is well."""
+        """Why new intents are refused now; empty: the store can be written."""
         return self.writer.unwritable_reason
 
     @property
     def degraded(self) -> bool:
-        """Whether it does not know all that was done: from a set-aside until end_degraded()."""
+        """Whether it lacks some of what was done: from a set-aside until clear_degraded()."""
         return bool(self.writer.meta.degraded)
 
     @property
     def degraded_reason(self) -> str:
-        """What is missing, for people; empty while it is not degraded."""
+        """Why it is degraded, for people; empty: it is not."""
         return self.writer.meta.degraded
 
     async def clear_degraded(self, who: str, why: str) -> None:
         """Trust it again, by a person's decision; durable when this returns.
 
-        Cancellation as in remember(). Raises StoreClosed.
+        Cancellation as in record_applied(). Raises StoreClosed.
         """
         settled = f"{self._now():.0f} {who}: {why}"
 
@@ -132,36 +132,36 @@ class Store:
         await self.writer.write(PendingWrite(write, committed, must_commit=True))
 
     def open_operations(self) -> list[OperationRecord]:
-        """The open operations, oldest first, from the disk. Synchronous: for the start."""
+        """The open operations, oldest first, from the disk. Blocks: only for the start."""
         return read_open(self.writer.connection)
 
     def fingerprint(self, key: Key) -> Fingerprint | None:
-        """The fingerprint of the spec that was last done; None while another one is begun."""
+        """The fingerprint of the spec that is applied; None while another one is begun."""
         return self._complete.get(key)
 
     def incomplete_fingerprint(self, key: Key) -> Fingerprint | None:
-        """The fingerprint of the spec that was begun and not yet done."""
+        """The fingerprint of the spec that was begun and is not complete; None: none."""
         return self._incomplete.get(key)
 
     def all_keys(self) -> set[Key]:
-        """Every key that is remembered."""
+        """Every key with an applied spec, complete or not."""
         return self._complete.keys() | self._incomplete.keys()
 
     async def find_applied(self, key: Key) -> Applied | None:
-        """What is remembered of *key*; as Writer.read(). Raises rows.RowDamaged."""
-        remembered: Applied | None = await self.writer.read(
+        """The applied spec of *key*, read as by Writer.read(). Raises rows.RowDamaged."""
+        applied: Applied | None = await self.writer.read(
             lambda connection: read_applied_key(connection, key)
         )
-        return remembered
+        return applied
 
     def source_identity(self, controller: str, source: str) -> str:
-        """The identity that *source* last had; empty if it never had one."""
+        """The last recorded identity of *source*; empty: none."""
         return self._identities.get((controller, source), "")
 
     def prepare_applied(
         self, key: Key, applied_spec: AppliedSpec, *, complete: bool
     ) -> tuple[Write, Callable[[], None]]:
-        """What notes *owned* as a part of a transaction, and what has to be called after it.
+        """A write that records *applied_spec* in a transaction, and what to call after the commit.
 
         Raises TypeError for a spec that JSON cannot express.
         """
@@ -184,7 +184,7 @@ class Store:
 
         return lambda connection: write_applied(connection, applied), committed
 
-    async def record_applied(  # noqa: PLR0913 - one argument a column
+    async def record_applied(  # noqa: PLR0913 - one argument for each column
         self,
         key: Key,
         kind: str,
@@ -194,16 +194,17 @@ class Store:
         base: str,
         complete: bool,
     ) -> None:
-        """Note that *spec* is begun (before its first effect) or complete.
+        """Record that *spec* is begun (before its first effect) or complete.
 
-        Returns when it is durable. Cancelled while it waits, it is written all the same. Raises
+        Returns when the record is durable. Cancelled, the write is done all the same. Raises
         TypeError for a spec that JSON cannot express, WriteFailed, StoreClosed.
         """
-        owned = AppliedSpec(kind, dict(spec), fingerprint, base)
-        await self.writer.write(PendingWrite(*self.prepare_applied(key, owned, complete=complete)))
+        applied = AppliedSpec(kind, dict(spec), fingerprint, base)
+        write, on_commit = self.prepare_applied(key, applied, complete=complete)
+        await self.writer.write(PendingWrite(write, on_commit))
 
     async def forget(self, key: Key) -> None:
-        """Forget *key* wholly (invariant 14). Cancellation and errors as in remember()."""
+        """Delete all that is recorded of *key* (invariant 14). Otherwise as record_applied()."""
 
         def committed() -> None:
             self._complete.pop(key, None)
@@ -219,9 +220,9 @@ class Store:
         )
 
     async def set_source_identity(self, controller: str, source: str, identity: str) -> None:
-        """Note the place that *source* was last read from; the same one again costs nothing.
+        """Record the identity of the directory that *source* read; an unchanged one costs nothing.
 
-        Cancellation and errors as in remember().
+        Cancellation and errors as in record_applied().
         """
         if self._identities.get((controller, source)) == identity:
             await trio.lowlevel.checkpoint()
@@ -238,17 +239,17 @@ class Store:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The writer. Cancelled, it commits what still waits, closes the store and ends."""
+        """Run the writer. Cancelled, it commits the waiting writes and closes the store."""
         task_status.started()
         await self.writer.run()
 
     def close(self) -> None:
-        """Close the store. For who opened it and never ran it; harmless twice."""
+        """Close the store, if run() was never called; harmless twice."""
         self.writer.close()
 
 
 def _open_with_reserve(directory: Path, reserve: Reserve) -> tuple[OpenedStore, str]:
-    """Open the store, if need be in the room of the reserve; and why no intent is taken yet."""
+    """Open the store, if necessary in the space of the reserve; and why intents are refused."""
     try:
         opened = open_directory(directory)
     except StoreUnusable as exc:
@@ -259,7 +260,7 @@ def _open_with_reserve(directory: Path, reserve: Reserve) -> tuple[OpenedStore, 
     try:
         reserve.make()
     except OSError as exc:
-        return opened, f"no room is left to close what is open: {exc.strerror}"
+        return opened, f"no disk space can be reserved to close open operations: {exc.strerror}"
     return opened, ""
 
 

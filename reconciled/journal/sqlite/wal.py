@@ -1,12 +1,12 @@
-"""Walking a write-ahead log of SQLite: what was committed in it, and whether it is whole.
+"""Scan of a write-ahead log of SQLite: which transactions it contains, and whether it is intact.
 
-SQLite takes everything behind the first frame that it dislikes for a tail that never was: one
-flipped bit takes back every transaction behind it without a word.
+SQLite ignores everything after the first invalid frame: one flipped bit reverts every later
+transaction without an error.
 
-1. A frame is judged by itself: its checksum continues the one that stands in the frame before.
-2. A bad frame in the last transaction is what an interrupted write leaves: a torn tail.
-   Behind a bad frame, more than the end of that same transaction: damage.
-3. Frames with other salts behind the last one of this log are left over from the log before.
+1. Each frame is checked on its own: its checksum continues the one recorded in the frame before.
+2. A bad frame in the last transaction is the result of an interrupted write: a torn tail. If more
+   than the end of that same transaction follows a bad frame, the log is damaged.
+3. Frames with other salts after the last frame of this log are left over from an earlier log.
    Both salts have to differ: no checksum covers them, and every new log changes both.
 """
 
@@ -27,12 +27,12 @@ _MASK = 0xFFFFFFFF
 
 @attrs.frozen
 class WalScan:
-    """What a log holds.
+    """The content of a log.
 
-    transactions  whole ones, which SQLite will read
+    transactions  complete ones, which SQLite reads
     end           where the last of them ends, in bytes
-    torn          why what follows is no whole transaction; empty: nothing follows
-    damage        why nothing behind ``end`` can be trusted although it was committed; empty: none
+    torn          why the rest is not a complete transaction; empty: nothing follows
+    damage        why committed frames after ``end`` cannot be read; empty: none
     """
 
     transactions: int = 0
@@ -44,18 +44,18 @@ class WalScan:
 @attrs.frozen
 class _Frame:
     number: int  # from 1
-    current: bool  # of this log, by its salts
-    whole: bool
-    pages: int  # of the database after the transaction that ends here; 0: none ends
+    current: bool  # belongs to this log, by its salts
+    whole: bool  # its checksum matches
+    pages: int  # size of the database after the transaction that ends here; 0: none ends here
 
     @property
     def is_commit(self) -> bool:
-        """Whether a transaction ends with it."""
+        """Whether a transaction ends with this frame."""
         return self.pages != 0
 
 
 def scan(log: bytes) -> WalScan:
-    """Judge *log*, the whole content of the file; an empty one holds nothing."""
+    """Check *log*, the whole content of the file, which may be empty."""
     if len(log) < WAL_HEADER_SIZE:
         return WalScan(end=0, torn="the log ends inside its header" if log else "")
     order = _byte_order(log)
@@ -66,7 +66,7 @@ def scan(log: bytes) -> WalScan:
     good = list(itertools.takewhile(lambda frame: frame.current and frame.whole, frames))
     behind = frames[len(good) :]
     while behind and not behind[-1].current:
-        behind.pop()  # left over: no frame of this log follows
+        behind.pop()  # of an earlier log: no frame of this one follows
     if behind:
         sizes = {frame.pages for frame in frames if frame.current and frame.whole}
         behind[0] = attrs.evolve(
@@ -80,14 +80,14 @@ def scan(log: bytes) -> WalScan:
 def _classify_tail(
     log: bytes, transactions: int, end: int, behind: list[_Frame], size: int
 ) -> WalScan:
-    """*behind*: the first frame that is not good, and all that follow up to this log's last."""
+    """*behind*: the first bad frame and all later ones of this log."""
     if behind:
         first = behind[0]
         ends = [frame for frame in behind if frame.current and frame.is_commit]
-        begun = f"frame {first.number} of the log is damaged"
+        reason = f"frame {first.number} of the log is damaged"
         if len(ends) > 1 or (ends and ends[0] is not behind[-1]):
-            return WalScan(transactions, end, damage=f"{begun}, and committed frames follow")
-        return WalScan(transactions, end, torn=begun)
+            return WalScan(transactions, end, damage=f"{reason}, and committed frames follow")
+        return WalScan(transactions, end, torn=reason)
     # A part of a frame at the end is a write that was cut, or left over like whole frames.
     if (len(log) - WAL_HEADER_SIZE) % (FRAME_HEADER_SIZE + size):
         return WalScan(transactions, end, torn="the log ends inside a frame")
@@ -106,7 +106,7 @@ def _is_current(log: bytes, offset: int) -> bool:
 
 
 def _byte_order(log: bytes) -> str | None:
-    """The byte order of the checksums (of struct); None if the header is not whole."""
+    """The byte order of the checksums, as in struct; None: the header is damaged."""
     magic, version = struct.unpack_from(">II", log)
     if magic not in (_MAGIC_LITTLE, _MAGIC_BIG) or version != _FORMAT:
         return None
@@ -128,18 +128,18 @@ def _frames(log: bytes, order: str, size: int) -> Iterator[_Frame]:
         current = _is_current(log, offset)
         whole = False
         if log[offset + 8 : offset + 16] == log[16:24]:
-            judged = _continue_checksum(before, log[offset : offset + 8], order)
+            checked = _continue_checksum(before, log[offset : offset + 8], order)
             body = log[offset + FRAME_HEADER_SIZE : offset + step]
-            whole = _continue_checksum(judged, body, order) == (first, second)
+            whole = _continue_checksum(checked, body, order) == (first, second)
         before = (first, second)
         yield _Frame(number, current, whole, pages)
 
 
 def _intended_pages(log: bytes, order: str, size: int, frame: _Frame, sizes: set[int]) -> int:
-    """What a bad frame was to say of a transaction's end: that may be what is wrong with it.
+    """The size field of a bad frame as it was written: that field may be what is damaged.
 
-    If its checksum fits with no end there, or with one of the *sizes* that others have, that
-    is the true one. Not with just any: the checksum cannot tell every two bits apart.
+    If the checksum matches with 0 there, or with one of the *sizes* in other frames, that is the
+    written value. Arbitrary values are not tried: the checksum does not detect every change.
     """
     offset = WAL_HEADER_SIZE + (frame.number - 1) * (FRAME_HEADER_SIZE + size)
     before = offset - FRAME_HEADER_SIZE - size + 16 if frame.number > 1 else 24
@@ -148,14 +148,14 @@ def _intended_pages(log: bytes, order: str, size: int, frame: _Frame, sizes: set
     found = struct.unpack_from(">II", log, offset + 16)
     body = log[offset + FRAME_HEADER_SIZE : offset + FRAME_HEADER_SIZE + size]
     for pages in (frame.pages, 0, *sizes):
-        judged = _continue_checksum(start, page + struct.pack(">I", pages), order)
-        if _continue_checksum(judged, body, order) == found:
+        checked = _continue_checksum(start, page + struct.pack(">I", pages), order)
+        if _continue_checksum(checked, body, order) == found:
             return pages
     return frame.pages
 
 
 def _continue_checksum(before: tuple[int, ...], data: bytes, order: str) -> tuple[int, int]:
-    """SQLite's checksum of *data*, going on from the one *before* it."""
+    """SQLite's checksum of *data*, continued from the checksum *before* it."""
     s0, s1 = before
     words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
     for even, odd in zip(words, words, strict=True):

@@ -1,12 +1,13 @@
-"""The store's one writer: it commits for many at once, and gets through trouble.
+"""The single writer of the store: batches writes into commits, and recovers from failed ones.
 
-1. Every write goes through the one task ``run()``: all that wait are one transaction, one
-   thread hop and one sync. A caller's error undoes that caller's part alone (a savepoint).
-2. What a commit means in memory happens after it, in the trio thread, and never without it.
-3. A write that *insists* (the outcome of something that has happened) is tried until it is
-   durable, whatever becomes of its caller; any other fails with the transaction.
-4. From a failed commit on, whatever does not insist is refused at once, until a commit has
-   succeeded, the reserve is there, and after a failed sync the store lies in new files.
+1. Every write goes through the one task ``run()``: all waiting writes are one transaction, one
+   thread call and one sync. A caller's error reverts that caller's part only (a savepoint).
+2. Changes in memory follow their commit, in the trio thread, and never happen without it.
+3. A write that *must commit* (the outcome of something that has happened) is retried until it is
+   durable, even if its caller is cancelled; any other write fails with its transaction.
+4. While the store is unwritable, from a failed commit on, writes that need not commit are refused
+   at once. That ends when a commit has succeeded, the reserve is allocated, and, after a failed
+   sync, the store is in new files.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.schema import Meta
 from reconciled.threads import in_thread
 
-MAX_BATCH = 500  # writes a transaction: bounds what one failed commit takes with it
-MIN_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between two attempts during trouble
+MAX_BATCH = 500  # writes in one transaction: limits how many fail with one commit
+MIN_BACKOFF, MAX_BACKOFF = 0.1, 5.0  # seconds between two attempts while unwritable
 _ENVIRONMENT_ERRORS = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY}
 )
@@ -38,15 +39,16 @@ Write = Callable[[sqlite3.Connection], Any]
 
 
 def noop(*_: object) -> None:
-    """What a write does, or means in memory, if it does or means nothing there."""
+    """The default of a callback: does nothing."""
 
 
 @attrs.define(eq=False)
 class PendingWrite:
-    """One write on its way. failure and value are valid once settled is set.
+    """One write that is not finished. failure and value are valid once finished is set.
 
-    committed  called in the trio thread after the commit, before the caller is woken
-    refused    called there where it is known that it will not be committed by this process
+    on_commit    called in the trio thread after the commit, before the caller is woken
+    on_refused   called in the trio thread when this process will not commit it
+    must_commit  retry until it is durable: its caller cannot take back what has happened
     """
 
     function: Write
@@ -58,7 +60,7 @@ class PendingWrite:
     failure: Exception | None = None
 
     async def wait(self) -> Any:
-        """Wait until it is settled; its value, or its failure is raised."""
+        """Wait until it is finished; returns its value, or raises its failure."""
         await self.finished.wait()
         if self.failure is not None:
             raise self.failure
@@ -67,10 +69,11 @@ class PendingWrite:
 
 @attrs.define(eq=False)
 class Writer:
-    """Owns the connection. trouble: why only what insists is taken; empty: all is well.
+    """Owns the connection.
 
-    commits   transactions that changed something
-    on_state  called in the trio thread with each new *trouble*
+    unwritable_reason   why only writes that must commit are accepted; empty: the store is writable
+    commits             transactions that changed something
+    on_writable_change  called in the trio thread with each new unwritable_reason
     """
 
     connection: sqlite3.Connection
@@ -80,21 +83,21 @@ class Writer:
     unwritable_reason: str = ""
     commits: int = 0
     on_writable_change: Callable[[str], None] = noop
-    # In order of arrival; a write leaves it only when it is settled.
+    # In order of arrival; a write is removed when it is finished.
     waiting: list[PendingWrite] = attrs.field(factory=list)
     _arrival: trio.Event = attrs.field(factory=trio.Event)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
-    # Whoever uses the connection: threads, one at a time, and the end of run() beside them.
+    # Guards the connection: between threads, and against close() at the end of run().
     _connection_lock: threading.Lock = attrs.field(factory=threading.Lock)
-    _last_error_code: int = 0  # SQLite's, of the last failure
-    _sync_failed: bool = False  # a sync failed, and the store is still in the same files
-    _connection_closed: bool = False  # the connection was closed on the way to new files
+    _last_error_code: int = 0  # SQLite's primary code of the last failure
+    _sync_failed: bool = False  # a sync failed, and the store is still in the old files
+    _connection_closed: bool = False  # closed during an exchange that did not complete
     closed: bool = False
 
     def put(self, entry: PendingWrite) -> None:
-        """Queue *entry*; it is committed whatever becomes of the caller. Raises StoreClosed.
+        """Queue *entry*; it is committed even if the caller is cancelled. Raises StoreClosed.
 
-        Raises WriteFailed during trouble, unless it insists.
+        Raises WriteFailed while the store is unwritable, unless *entry* must commit.
         """
         if self.closed:
             raise StoreClosed("the store is closed")
@@ -104,7 +107,7 @@ class Writer:
         self._arrival.set()
 
     async def write(self, entry: PendingWrite) -> Any:
-        """Queue *entry* and wait until it is settled; its value, or its failure is raised."""
+        """Queue *entry* and wait until it is finished; returns its value, or raises its failure."""
         try:
             self.put(entry)
         except (StoreClosed, WriteFailed):
@@ -113,9 +116,10 @@ class Writer:
         return await entry.wait()
 
     async def read(self, function: Write) -> Any:
-        """Run *function* on the connection, between two transactions. Works during trouble.
+        """Run *function* on the connection, in a thread between two transactions; its value.
 
-        Not cancellable while it reads. Raises its exception, or StoreClosed.
+        Works while the store is unwritable. Not cancellable while it runs. Raises the exception
+        of *function*, StoreClosed, or NoThread.
         """
         return await in_thread(partial(self._read, function), limiter=self._limiter)
 
@@ -126,7 +130,7 @@ class Writer:
             return function(self.connection)
 
     async def run(self) -> None:
-        """Write until cancelled; then commit what still waits, close the store and end."""
+        """Write until cancelled; then commit the waiting writes and close the store."""
         try:
             while True:
                 if self.unwritable_reason:
@@ -134,12 +138,12 @@ class Writer:
                 await self._arrival.wait()
                 await self._commit_batch()
         finally:
-            # Inline, since nothing may be awaited here without a shield: one short transaction.
-            # No transaction is at work: its thread is not abandoned. A read may be: it is short.
+            # In this thread, since awaiting another one would need a shield: one short transaction.
+            # No other transaction runs, since its thread is never abandoned. A short read may.
             self.close()
 
     def close(self) -> None:
-        """Commit what waits and close; harmless twice. What could not be written is refused."""
+        """Commit the waiting writes, refuse those that fail, and close; harmless twice. Blocks."""
         if self.closed:
             return
         while self.waiting:
@@ -155,7 +159,7 @@ class Writer:
                 close_directory(self.connection, self.directory, self.meta)
 
     async def _commit_batch(self) -> bool:
-        """One transaction of what waits; whether it was committed."""
+        """Write the waiting writes in one transaction; whether it was committed."""
         batch = self.waiting[:MAX_BATCH]
         try:
             transact = partial(self._transact, batch)
@@ -166,9 +170,9 @@ class Writer:
         return failure is None
 
     async def _retry_until_writable(self) -> None:
-        """Get through trouble: mend, try, rest, until everything can be taken again."""
+        """Repair and retry, with a growing delay, until the store is writable again."""
         self.on_writable_change(self.unwritable_reason)
-        rest = MIN_BACKOFF
+        backoff = MIN_BACKOFF
         while True:
             try:
                 whole = await in_thread(self._repair, limiter=self._limiter)
@@ -177,19 +181,19 @@ class Writer:
             written = await self._commit_batch()
             if written and whole and not self.waiting:
                 break
-            if written:  # what insists is not kept waiting: only the reserve is missing
-                with trio.move_on_after(rest):
+            if written:  # only the reserve is missing: new writes that must commit do not wait
+                with trio.move_on_after(backoff):
                     await self._arrival.wait()
             else:
-                await trio.sleep(rest)
-            rest = min(2 * rest, MAX_BACKOFF)
+                await trio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF)
         self.unwritable_reason = ""
         self.on_writable_change("")
 
     def _finish(
         self, batch: list[PendingWrite], failure: Exception | None, *, last: bool = False
     ) -> None:
-        """Tell the callers; in the trio thread. After a failure what insists stays, in order."""
+        """Finish writes, in the trio thread. After a failure those that must commit stay queued."""
         if failure is None:
             del self.waiting[: len(batch)]
             done = batch
@@ -209,7 +213,7 @@ class Writer:
             entry.finished.set()
 
     def _transact(self, batch: list[PendingWrite]) -> Exception | None:
-        """Run and commit *batch*; why that failed. Never raises, and of a failure nothing stays."""
+        """Run and commit *batch*; why that failed, after a rollback. Never raises."""
         with self._connection_lock:
             connection = self.connection
             try:
@@ -229,7 +233,7 @@ class Writer:
         return None
 
     def _run_in_savepoint(self, connection: sqlite3.Connection, entry: PendingWrite) -> None:
-        """One caller's part. Raises only what concerns the whole transaction, as a full disk."""
+        """Run one caller's part. Raises only errors of the whole transaction, as a full disk."""
         connection.execute("SAVEPOINT part").close()
         entry.failure = None
         try:
@@ -244,12 +248,12 @@ class Writer:
     def _record_failure(self, exc: Exception) -> WriteFailed:
         self._last_error_code = _error_code(exc)
         self._sync_failed |= self._last_error_code == sqlite3.SQLITE_IOERR
-        failure = WriteFailed(f"the store could not be written: {exc}")
+        failure = WriteFailed(f"the store cannot be written: {exc}")
         failure.__cause__ = exc
         return failure
 
     def _repair(self) -> bool:
-        """Do what helps against the last failure; whether nothing is left to be done."""
+        """Do what helps against the last failure; whether the repair is complete."""
         try:
             with self._connection_lock:
                 if self._sync_failed:
@@ -257,14 +261,14 @@ class Writer:
                 if self._last_error_code == sqlite3.SQLITE_FULL:
                     self.reserve.release()
                     self._last_error_code = 0
-                    return False  # the next attempt shows whether there is room for it again
+                    return False  # made again by the next attempt, if there is space for it
                 self.reserve.make()
         except (sqlite3.Error, OSError):
             return False
         return True
 
     def _exchange(self) -> None:
-        """Go on with new files. Nothing is taken back: the old ones have the same content."""
+        """Replace the files by a copy, with the same content."""
         if self._connection_closed:
             opened = reopen(self.directory)
         else:
@@ -279,7 +283,7 @@ class Writer:
 
 
 def _probe(connection: sqlite3.Connection) -> None:
-    """Write something, so that a commit says whether it can be written and synced."""
+    """Write something, so that the commit tests writing and syncing."""
     connection.execute("UPDATE meta SET sum = sum").close()
 
 

@@ -184,12 +184,12 @@ def test_c04_one_byte_flipped_in_the_database(place: Path, state: Path, *, kille
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        ("log gone", "log is empty or gone"),
-        ("log empty", "log is empty or gone"),
-        ("database gone", "database is empty or gone"),
-        ("database empty", "database is empty or gone"),
-        ("mark gone", "is gone"),
-        ("mark harmed", "does not say what it has to"),
+        ("log gone", "log is empty or missing"),
+        ("log empty", "log is empty or missing"),
+        ("database gone", "database is empty or missing"),
+        ("database empty", "database is empty or missing"),
+        ("mark gone", "is missing"),
+        ("mark harmed", "is malformed"),
     ],
 )
 def test_c04_what_was_lost_is_damage(place: Path, state: Path, harm: str, says: str) -> None:
@@ -224,7 +224,7 @@ def test_an_older_copy_of_a_closed_store_is_damage(place: Path, state: Path) -> 
     copied(place / "second", state)
     shutil.copyfile(place / "first" / "store" / FILE, state / "store" / FILE)
     store = Store.open(state)
-    assert "the database knows of closing 1, and 2 was" in store.integrity.damage
+    assert "closed generation mismatch: database 1, marker 2" in store.integrity.damage
     store.close()
 
 

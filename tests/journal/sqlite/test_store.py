@@ -177,7 +177,7 @@ async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) ->
             callers.start_soon(attempt, Key("site/b"))
             await trio.testing.wait_all_tasks_blocked()
             await nursery.start(store.run)
-        assert failures == ["the store could not be written: database or disk is full"] * 2
+        assert failures == ["the store cannot be written: database or disk is full"] * 2
         assert store.all_keys() == set()
         assert store.commits == 0
         await writable.wait()
@@ -323,7 +323,7 @@ def test_what_is_no_database_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / schema.FILE).write_bytes(b"not a database" * 100)
     store = Store.open(tmp_path)
-    assert store.integrity.damage == "it is no SQLite database"
+    assert store.integrity.damage == "it is not an SQLite database"
     assert store.integrity.set_aside_path is not None
     assert (store.integrity.set_aside_path / schema.FILE).read_bytes() == b"not a database" * 100
     assert store.degraded

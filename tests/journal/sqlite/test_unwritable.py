@@ -250,7 +250,7 @@ async def test_a_start_on_a_full_disk_uses_the_reserve(small: Path) -> None:
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        with pytest.raises(NotJournaled, match="no room is left"):
+        with pytest.raises(NotJournaled, match="no disk space can be reserved"):
             await operations.begin(Key("a/b"), "apply", {})
         filler.unlink()
         with trio.fail_after(20):

@@ -54,7 +54,7 @@ async def test_without_its_intent_nothing_starts(tmp_path: Path, autojump_clock:
         assert seen == []
         assert runtime.queue_state("a") == "retrying"
         (line,) = runtime.log_lines("reconcile.failed", key=key("a"))
-        assert "NotJournaled: the store could not be written" in line["reason"]
+        assert "NotJournaled: the store cannot be written" in line["reason"]
         check_consistent(runtime)
         runtime.enqueue("b")
         await runtime.wait_all_blocked()
