@@ -123,7 +123,12 @@ def test_file_systems_without_promises_are_refused(
 
 @pytest.mark.parametrize(
     ("kind", "warning"),
-    [("tmpfs", "lost at a reboot"), (None, "cannot be determined"), ("ext4", None), ("fuse.fuse-overlayfs", None)],
+    [
+        ("tmpfs", "lost at a reboot"),
+        (None, "cannot be determined"),
+        ("ext4", None),
+        ("fuse.fuse-overlayfs", None),
+    ],
 )
 def test_doubtful_file_systems_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, warning: str | None
