@@ -6,7 +6,7 @@
 #   make kills       every SIGKILL, power cut and failing call; replay one: make kills KILL=37
 #   make stress      the tests with all cores busy beside them; one test often: TESTS=path N=20
 #   make test-pythons           the fast tests under each later Python that is on this machine
-#   make test-systemd           those under a real systemd, in boxes of their own (root)
+#   make test-systemd           those under a real systemd, in containers of their own (root)
 #   make test-systemd-matrix    the same with the systemd of each Debian (root; fetches them once)
 #   make lint        ruff, mypy, flake8
 #   make bench       each program in bench/, one after the other
@@ -130,4 +130,4 @@ install-service uninstall-service:
 		systemd/install.sh $(@:-service=)
 
 clean:
-	rm -rf $(VENV) .venv-* .box build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* .container build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """What a log line costs in a real journal: native entries beside JSON on standard error.
 
-The parent boots a box of the tests, which needs root; inside, a transient service writes through
+The parent boots a container of the tests, which needs root; inside, a transient service writes
 both ways in turns. A burst is what one reconcile may log; in between, the journal catches up.
 """
 
@@ -86,18 +86,18 @@ def main() -> None:
     """Print the table."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/systemd"))
     import program
-    from box import Missing, booted
+    from container import Missing, booted
 
     heading()
     try:
         with (
             tempfile.TemporaryDirectory() as directory,
-            booted(Path(directory), *program.binds()) as box,
+            booted(Path(directory), *program.binds()) as container,
         ):
             python, script = "/opt/reconciled/bin/python3", "/opt/checkout/bench/journald.py"
             run = ("systemd-run", "--quiet", "--wait", "--collect", "--unit=bench")
-            box.run(*run, python, script, "/run/result")
-            figures = json.loads(box.read("/run/result"))
+            container.run(*run, python, script, "/run/result")
+            figures = json.loads(container.read("/run/result"))
     except Missing as missing:
         print(f"not measured: {missing}")
         return

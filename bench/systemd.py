@@ -1,4 +1,4 @@
-"""The service under a real systemd, in a box of its own: what an administrator waits for.
+"""The service under a real systemd, in a container of its own: what an administrator waits for.
 
 Run as root: ``python bench/systemd.py``. ``systemctl start`` until it returns, with 100 manifests;
 ``systemctl stop`` while nothing runs, the reaper's pass included; and ``systemctl stop`` while a
@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/systemd"))
 
 import program
-from box import Missing, booted, look_for_means
+from container import Missing, booted, check_requirements
 from installed import ETC, STATE, UNITS, Service, install, wait_until
 from table import heading, row
 
@@ -57,12 +57,12 @@ def timed(service: Service, verb: str) -> float:
 
 def stopped_at_work(service: Service) -> float:
     """Seconds of a stop that comes when the child, which has begun, needs five more."""
-    begun = service.box.root / BEGUN.lstrip("/")
+    begun = service.container.root / BEGUN.lstrip("/")
     wait_until(begun.exists, "the child's begin")
     begun.unlink()
-    service.box.write(STOPPING, "")
+    service.container.write(STOPPING, "")
     took = timed(service, "stop")
-    (service.box.root / STOPPING.lstrip("/")).unlink()
+    (service.container.root / STOPPING.lstrip("/")).unlink()
     return took
 
 
@@ -73,7 +73,7 @@ def ours(service: Service) -> Times:
     service.start()
     busy = stopped_at_work(service)
     service.withdraw("long")
-    service.box.run("rm", "-rf", STATE)
+    service.container.run("rm", "-rf", STATE)
     return started, stopped, busy
 
 
@@ -99,18 +99,18 @@ def prepare(service: Service) -> None:
 
 def measured() -> list[tuple[Times, Times]]:
     """Rounds of both, in turn. Raises Missing."""
-    look_for_means()
-    with tempfile.TemporaryDirectory() as place, booted(Path(place), *program.binds()) as box:
-        install(box)
+    check_requirements()
+    with tempfile.TemporaryDirectory() as place, booted(Path(place), *program.binds()) as container:
+        install(container)
         bare = "reconciled-floor.service"
-        box.write(f"/etc/systemd/system/{bare}", (UNITS / "reconciled.service").read_text())
-        service, beside = Service(box), Service(box, bare)
+        container.write(f"/etc/systemd/system/{bare}", (UNITS / "reconciled.service").read_text())
+        service, beside = Service(container), Service(container, bare)
         prepare(service)
         return [(ours(service), floor(beside)) for _ in range(ROUNDS)]
 
 
 def main() -> None:
-    """Print every row; where no box can be made, why."""
+    """Print every row; where no container can be made, why."""
     try:
         rounds = measured()
     except Missing as missing:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are not packages; the harness of all real processes is the stop suite's.
+# Test directories are not packages: this makes harness.py importable, and this directory.
 sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from world import World, world_in
+from scenario import Scenario, scenario_in
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    """One daemon with keys of every kind; whatever ran there is gone afterwards."""
-    yield from world_in(tmp_path)
+def scenario(tmp_path: Path) -> Iterator[Scenario]:
+    """One daemon with keys of every kind; its processes are killed afterwards."""
+    yield from scenario_in(tmp_path)

@@ -1,14 +1,14 @@
-"""What a power cut may leave of a directory: built from a record of writes and syncs.
+"""What a power cut may leave of a directory, built from a record of writes and syncs.
 
-The record is strace's, of a daemon and all its programs. A cut comes after any of its calls:
+strace makes the record, of a daemon and all its programs. After a cut:
 
-1. The content of a file is what its last sync made durable, and of later writes any of them.
-2. The names in a directory are as at its last sync, and of the later changes the first few:
+1. A file has the content of its last sync, and any subset of the later writes.
+2. A directory has the names of its last sync, and a prefix of the later changes:
    a file system that journals its names keeps their order in one directory.
-3. What lies below a name that is lost is lost with it.
+3. Everything below a lost name is lost as well.
 """
 
-# Paths are those of the record, and need not be here.
+# Paths are those of the record, which need not exist here.
 # ruff: noqa: PTH118
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
 
 
 def wrapper(record: Path) -> list[str]:
-    """The command that records the one after it."""
+    """The command line that precedes the command to record."""
     return [
         "strace", "-f", "--seccomp-bpf", "-qqq", "-y", "-xx", "-s", "4000000",
         "-e", "signal=none", "-e", f"trace={CALLS}", "-o", str(record),
@@ -43,7 +43,7 @@ def wrapper(record: Path) -> list[str]:
 
 
 def may_trace() -> bool:
-    """Whether there is a strace that works."""
+    """Whether strace exists and may trace."""
     strace = shutil.which("strace")
     if strace is None:
         return False
@@ -53,7 +53,7 @@ def may_trace() -> bool:
 
 @attrs.frozen
 class Change:
-    """One call that matters: kind, path, and what belongs to it."""
+    """One recorded call: its kind, path and arguments."""
 
     kind: str  # write, truncate, sync, make, mkdir, rename, unlink
     path: str
@@ -72,7 +72,7 @@ def read_record(record: Path, root: Path) -> list[Change]:
 
 @attrs.define(eq=False)
 class _Reading:
-    """The state of a read: calls that are not finished, where plain writes go, what exists."""
+    """The state of the parser: unfinished calls, file positions and sizes."""
 
     root: str
     changes: list[Change] = attrs.field(factory=list)
@@ -171,7 +171,7 @@ def _path(text: str) -> str:
 
 @attrs.define(eq=False)
 class _File:
-    """An inode: durable content, and what was done to it since."""
+    """An inode: the durable content, and the changes since."""
 
     content: bytes = b""
     later: list[Change] = attrs.field(factory=list)
@@ -186,7 +186,7 @@ class _File:
 
 @attrs.define(eq=False)
 class _Directory:
-    """An inode: durable names, and what was done to them since: name, and what it leads to."""
+    """An inode: the durable names, and the changes since: each a name and its new node."""
 
     names: dict[str, _File | _Directory] = attrs.field(factory=dict)
     later: list[tuple[str, _File | _Directory | None]] = attrs.field(factory=list)
@@ -200,7 +200,7 @@ class _Directory:
             if node is None:
                 names.pop(name, None)
             else:
-                # A rename is one change: the file has one name, the old or the new.
+                # A rename is one change: the file has either the old or the new name.
                 for old in [old for old, other in names.items() if other is node]:
                     del names[old]
                 names[name] = node
@@ -208,7 +208,7 @@ class _Directory:
 
 
 def apply(content: bytearray, change: Change) -> None:
-    """Do to *content* what *change* does."""
+    """Apply *change* to *content*."""
     if change.kind == "truncate":
         del content[change.offset :]
         content.extend(bytes(change.offset - len(content)))
@@ -218,7 +218,7 @@ def apply(content: bytearray, change: Change) -> None:
 
 
 class Disk:
-    """What the disk and the caches above it hold, as the record goes on."""
+    """The contents of the disk and of the caches above it, while the record is replayed."""
 
     def __init__(self, root: Path, before: Path) -> None:
         """*root* is the directory in the record, *before* a copy from when the record began."""
@@ -235,14 +235,14 @@ class Disk:
         return made
 
     def find(self, path: str) -> _File | _Directory | None:
-        """What *path* leads to now."""
+        """The node at *path* now."""
         node: _File | _Directory | None = self.top
         for part in Path(path).relative_to(self.root).parts:
             node = node.now().get(part) if isinstance(node, _Directory) else None
         return node
 
     def take(self, change: Change) -> None:
-        """One more change."""
+        """Replay one more change."""
         node = self.find(change.path)
         if change.kind == "sync":
             self._sync(node)
@@ -276,7 +276,7 @@ class Disk:
             above.later.append((name, _Directory() if kind == "mkdir" else _File()))
 
     def cut(self, draw: random.Random, share: float, target: Path) -> None:
-        """Write to *target* what a cut now may leave; *share* of what is not durable is there."""
+        """Write to *target* what a cut now may leave, with a *share* of the non-durable changes."""
         self._write(self.top, draw, share, target)
 
     def _write(self, node: _Directory, draw: random.Random, share: float, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Cases of the catalogue that a kill is part of, one daemon with one key or two each."""
+"""Cases of the catalogue that include a kill; each has a daemon with one key or two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from harness import Daemon, wait_until
-from world import PATIENCE, World
+from scenario import PATIENCE, Scenario
 
 pytestmark = pytest.mark.processes
 
@@ -82,28 +82,28 @@ class MoveReconciler(Reconciler[Move]):
 """
 
 
-def only(world: World, name: str, source: str, plugin: str, **controller: object) -> None:
+def only(scenario: Scenario, name: str, source: str, plugin: str, **controller: object) -> None:
     """One controller ``c`` with *plugin*, and one ``f`` with an ordinary file."""
-    world.site.plugin(name, source)
+    scenario.workspace.plugin(name, source)
     watch = [{"directory": "resources/x"}]
     fast = {"retry": {"initial": "50ms", "max": "200ms"}}
-    world.site.configure(
+    scenario.workspace.configure(
         controllers={
             "c": {"reconciler": f"{name}:{plugin}", "watch": watch, **fast, **controller},
             "f": {
                 "reconciler": "file",
-                "options": {"root": str(world.root)},
+                "options": {"root": str(scenario.root)},
                 "watch": [{"directory": "resources/f"}],
             },
         }
     )
 
 
-def declare(world: World, directory: str, name: str, kind: str, **spec: object) -> None:
+def declare(scenario: Scenario, directory: str, name: str, kind: str, **spec: object) -> None:
     """One manifest."""
     manifest = {"kind": kind, "metadata": {"name": name}, "spec": spec}
-    path = world.site.resources / directory / f"{name}.yaml"
-    world.site.write(path, yaml.safe_dump(manifest))
+    path = scenario.workspace.resources / directory / f"{name}.yaml"
+    scenario.workspace.write(path, yaml.safe_dump(manifest))
 
 
 def killed(daemon: Daemon) -> None:
@@ -112,42 +112,42 @@ def killed(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("at", ["observe", "recover", "reconcile"])
-def test_c02_a_recovery_that_kills_its_process(world: World, at: str) -> None:
-    """C02: each attempt is counted before its code runs; the cap holds the key, and only that."""
-    only(world, "poison", POISON, "PoisonReconciler", max_recoveries=3)
-    marks = world.root / "marks"
-    declare(world, "x", "bad", "Poison", at=at, marks=str(marks))
+def test_c02_a_recovery_that_kills_its_process(scenario: Scenario, at: str) -> None:
+    """C02: each attempt is counted before its code runs; at the cap that key alone is held."""
+    only(scenario, "poison", POISON, "PoisonReconciler", max_recoveries=3)
+    marks = scenario.root / "marks"
+    declare(scenario, "x", "bad", "Poison", at=at, marks=str(marks))
     for _ in range(4):  # the first time, and three recoveries
-        killed(world.site.start())
-    # As often as you like: it is not armed again by a start.
+        killed(scenario.workspace.start())
+    # However often the daemon starts: a start does not reset the count.
     for number in range(3):
-        declare(world, "f", "good", "File", path="good.txt", content=str(number))
-        daemon = world.site.started()
+        declare(scenario, "f", "good", "File", path="good.txt", content=str(number))
+        daemon = scenario.workspace.started()
         if number == 0:
             held = daemon.wait_for("operation.held", key="c/bad")
             assert "journal resolve" in held["commands"][0]
         daemon.wait_for("reconcile.done", key="f/good")
         assert daemon.stop().code == 0
     assert marks.read_text().splitlines().count(at) == 3
-    # A changed spec arms it again.
-    declare(world, "x", "bad", "Poison", at="nowhere", marks=str(marks))
-    daemon = world.site.started()
+    # A changed spec resets the count.
+    declare(scenario, "x", "bad", "Poison", at="nowhere", marks=str(marks))
+    daemon = scenario.workspace.started()
     daemon.wait_for("recovery.began", key="c/bad")
     killed(daemon)  # the pinned spec comes first, and still kills
     assert marks.read_text().splitlines().count(at) == 4
 
 
 @pytest.mark.parametrize("fail", ["error", "kill"])
-def test_c03_the_effect_happened_and_the_record_did_not(world: World, fail: str) -> None:
-    """C03: the second attempt has the last durable step and the same id, and converges."""
-    only(world, "move", MOVE, "MoveReconciler")
-    source, target = world.root / "new", world.root / "current"
+def test_c03_the_effect_happened_and_the_record_did_not(scenario: Scenario, fail: str) -> None:
+    """C03: the second attempt gets the last durable step and the same id, and converges."""
+    only(scenario, "move", MOVE, "MoveReconciler")
+    source, target = scenario.root / "new", scenario.root / "current"
     source.write_text("x")
-    declare(world, "x", "a", "Move", source=str(source), target=str(target), fail=fail)
-    daemon = world.site.start()
+    declare(scenario, "x", "a", "Move", source=str(source), target=str(target), fail=fail)
+    daemon = scenario.workspace.start()
     if fail == "kill":
         killed(daemon)
-        daemon = world.site.start()
+        daemon = scenario.workspace.start()
     wait_until(Path(f"{target}.published").exists, "published", PATIENCE)
     assert daemon.stop().code == 0
     tries = [line.split() for line in Path(f"{target}.tries").read_text().splitlines()]
@@ -157,8 +157,8 @@ def test_c03_the_effect_happened_and_the_record_did_not(world: World, fail: str)
 
 
 @pytest.mark.parametrize("policy", ["roll-forward", "roll-back", "hold"])
-def test_c01_2_a_critical_operation_that_was_killed(world: World, policy: str) -> None:
-    """C01 (2): exactly one operation is named, and its policy runs before new work on its key."""
+def test_c01_2_a_critical_operation_that_was_killed(scenario: Scenario, policy: str) -> None:
+    """C01 (2): one operation is found, and its policy is applied before new work on its key."""
     program = (
         "import os,sys,time; a,root=sys.argv[1:];"
         "log=open(root+'/order','a'); log.write(a+' '+os.environ['WANT']+chr(10)); log.flush();"
@@ -167,38 +167,40 @@ def test_c01_2_a_critical_operation_that_was_killed(world: World, policy: str) -
         "time.sleep(60 if a=='apply' and first else 0);"
         "open(root+'/value','w').write(os.environ['WANT'] if a=='apply' else 'back')"
     )
-    world.configure(interrupted=policy)
+    scenario.configure(interrupted=policy)
 
     def slow(want: str) -> None:
-        act = {name: ["python3", "-c", program, name, str(world.root)]
+        act = {name: ["python3", "-c", program, name, str(scenario.root)]
                for name in ("apply", "rollback")}  # fmt: skip
-        check = ["sh", "-c", f"grep -sqx {want} {world.root}/value || exit 1"]
+        check = ["sh", "-c", f"grep -sqx {want} {scenario.root}/value || exit 1"]
         declare(
-            world, "x", "slow", "Exec", check=check, critical={"budget": "60s"},
+            scenario, "x", "slow", "Exec", check=check, critical={"budget": "60s"},
             environment={"WANT": want}, **act,
         )  # fmt: skip
 
     slow("1")
-    daemon = world.site.start()
-    wait_until((world.root / "pid").exists, "begun", PATIENCE)
+    daemon = scenario.workspace.start()
+    wait_until((scenario.root / "pid").exists, "begun", PATIENCE)
     daemon.send(signal.SIGKILL)
     daemon.ended()
-    # A power cut, as far as the program is concerned: nobody of its family is left.
+    # A power cut, as far as the program is concerned: its process tree is killed too.
     for pid in daemon.left():
         os.kill(pid, signal.SIGKILL)
     slow("2")
-    declare(world, "f", "good", "File", path="good.txt", content="x")
-    daemon = world.site.started()
+    declare(scenario, "f", "good", "File", path="good.txt", content="x")
+    daemon = scenario.workspace.started()
     began = daemon.wait_for("recovery.began", key="x/slow")
     daemon.wait_for("reconcile.done", key="f/good")
     if policy == "hold":
         held = daemon.wait_for("operation.held", key="x/slow")
         assert f"reconciled journal resolve {began['operation']} --" in held["commands"][0]
     else:
-        wait_until(lambda: "apply 2\n" in (world.root / "order").read_text(), "new work", PATIENCE)
+        wait_until(
+            lambda: "apply 2\n" in (scenario.root / "order").read_text(), "new work", PATIENCE
+        )
     assert len({line["operation"] for line in daemon.all("recovery.began")}) == 1
     assert daemon.stop(within=PATIENCE).code == 0
-    lines = (world.root / "order").read_text().splitlines()
+    lines = (scenario.root / "order").read_text().splitlines()
     first = {
         "roll-forward": ["apply 1", "apply 1", "apply 2"],
         "roll-back": ["apply 1", "rollback 1", "apply 2"],

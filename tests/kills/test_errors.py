@@ -1,4 +1,4 @@
-"""EIO and ENOSPC from calls of the running daemon: it says so, goes on, and returns by itself."""
+"""EIO and ENOSPC from calls of the running daemon: it logs them, continues, and recovers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from contextlib import contextmanager
 
 import pytest
 from harness import Daemon
+from scenario import PATIENCE, Scenario
 from test_powercuts import need_strace
-from world import PATIENCE, World
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @contextmanager
 def failing(daemon: Daemon, what: str, *paths: str) -> Iterator[None]:
-    """Have calls of the daemon fail, and not those of its programs; *paths* alone if there are."""
+    """Let calls of the daemon fail, not those of its programs; on *paths* alone if given."""
     command = ["strace", "-f", "-b", "execve", "-o", "/dev/null"]
     command += [*(f"--trace-path={path}" for path in paths), f"--inject={what}"]
     strace = subprocess.Popen([*command, "-p", str(daemon.pid)], stderr=subprocess.PIPE, text=True)
     assert strace.stderr is not None
     try:
-        said = ""
+        output = ""
         for line in strace.stderr:
-            said += line
+            output += line
             if "attached" in line:
                 break
         else:
-            pytest.fail(said)
+            pytest.fail(output)
         yield
     finally:
-        # SIGKILL lets go of the daemon at once; SIGTERM waits for each of its threads to stop.
+        # SIGKILL detaches from the daemon at once; SIGTERM waits for each of its threads to stop.
         strace.kill()
         strace.stderr.close()
         strace.wait(PATIENCE)
@@ -40,27 +40,27 @@ def failing(daemon: Daemon, what: str, *paths: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     "what", ["fdatasync:error=EIO", "pwrite64:error=ENOSPC", "pwrite64:error=EIO"]
 )
-def test_a_store_that_cannot_be_written(world: World, what: str) -> None:
-    """No operation starts without its intent; other work goes on, and all of it returns."""
+def test_a_store_that_cannot_be_written(scenario: Scenario, what: str) -> None:
+    """No operation starts without its intent; other work continues, and operations resume."""
     need_strace()
-    world.declare()
-    daemon = world.site.started()
-    world.wait_for(daemon)
-    before = len(world.effects())
-    store = world.site.state / "store"
+    scenario.declare()
+    daemon = scenario.workspace.started()
+    scenario.wait_for(daemon)
+    before = len(scenario.effects())
+    store = scenario.workspace.state / "store"
     with failing(daemon, what, f"{store}/store.sqlite-wal", f"{store}/store.sqlite"):
-        world.declare()
+        scenario.declare()
         daemon.wait_for("journal.unwritable", within=PATIENCE)
-        # Reading goes on: a manifest with a mistake is found, and told.
-        world.site.write(world.site.resources / "x/bad.yaml", "kind: Nothing\n")
+        # Reading continues: an invalid manifest is found and logged.
+        scenario.workspace.write(scenario.workspace.resources / "x/bad.yaml", "kind: Nothing\n")
         daemon.wait_for("manifest.invalid", within=PATIENCE)
-        (world.site.resources / "x/bad.yaml").unlink()
-        began = [each for each in world.effects()[before:] if each.what == "begin"]
+        (scenario.workspace.resources / "x/bad.yaml").unlink()
+        began = [each for each in scenario.effects()[before:] if each.what == "begin"]
         assert began == []
     daemon.wait_for("journal.writable", within=PATIENCE)
-    world.wait_for(daemon)
+    scenario.wait_for(daemon)
     assert daemon.stop(within=PATIENCE).code == 0
-    world.check()
+    scenario.check()
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,17 @@ def test_a_store_that_cannot_be_written(world: World, what: str) -> None:
         "pwrite64,ftruncate:error=EIO:when=3+4",
     ],
 )
-def test_a_call_that_fails_now_and_then(world: World, what: str) -> None:
+def test_a_call_that_fails_now_and_then(scenario: Scenario, what: str) -> None:
     """Whatever call fails, and at whatever time: afterwards everything becomes as desired."""
     need_strace()
-    # An attempt that could not be made durable is no word of its own, and some are needed here.
-    world.configure(max_recoveries=100)
-    world.declare()
-    daemon = world.site.started()
-    world.wait_for(daemon)
+    # An attempt whose outcome could not be made durable counts, and several are needed here.
+    scenario.configure(max_recoveries=100)
+    scenario.declare()
+    daemon = scenario.workspace.started()
+    scenario.wait_for(daemon)
     with failing(daemon, what):
-        world.declare()
+        scenario.declare()
         daemon.wait_for("reconcile.failed", within=PATIENCE)
-    world.wait_for(daemon)
+    scenario.wait_for(daemon)
     assert daemon.stop(within=PATIENCE).code == 0
-    world.check()
+    scenario.check()

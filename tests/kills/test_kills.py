@@ -1,6 +1,6 @@
 """SIGKILL of the daemon at every system call that makes something durable, and at any instant.
 
-After the last start everything is as desired, and the rules of world.py hold. One chain uses one
+After the last start everything is as desired, and the rules of scenario.py hold. One chain uses one
 state: each daemon is killed at a later call than the one before it, in recovery as well.
 
 `make test` draws the calls of one chain and one round of instants; `make kills` runs all of them.
@@ -18,12 +18,12 @@ import signal
 import time
 
 import pytest
-from world import World
+from scenario import Scenario
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 CHAINS = 12
-CALLS = 144  # about as many as a first life with this world makes
+CALLS = 144  # about as many as a first life with this scenario makes
 ROUNDS = 6
 KILLS = 10  # a round
 LONGEST = 0.9  # seconds from the start of a daemon to its kill, at most
@@ -57,31 +57,31 @@ def name_of(chain: object) -> str:
 
 
 @pytest.mark.parametrize("chain", chains(), ids=name_of)
-def test_c04_killed_at_any_call(world: World, chain: str | list[int]) -> None:
+def test_c04_killed_at_any_call(scenario: Scenario, chain: str | list[int]) -> None:
     """A SIGKILL just before any call that makes something durable leaves nothing half-done."""
     # Drawn in the test, since both workers have to collect the same tests.
     calls = sorted(random.sample(range(1, CALLS + 1), 12)) if isinstance(chain, str) else chain
     print("replay: make kills KILL=" + ",".join(map(str, calls)))
     for count in calls:
-        _, call = world.run_until_call(count)
+        _, call = scenario.run_until_call(count)
         print(f"killed at {call}")
-        world.check_effects()
-    world.converge()
+        scenario.check_effects()
+    scenario.converge()
 
 
 @pytest.mark.parametrize("turn", rounds())
-def test_killed_at_any_instant(world: World, turn: int) -> None:
+def test_killed_at_any_instant(scenario: Scenario, turn: int) -> None:
     """A SIGKILL at any instant, again and again, leaves nothing half-done."""
     seed = int(os.environ.get("KILL_SEED", random.randrange(1 << 32)))
     print(f"round {turn}, replay: make kills KILL_SEED={seed}")
     draw = random.Random(seed)
     for _ in range(KILLS):
-        daemon = world.start_next_generation()
+        daemon = scenario.start_next_generation()
         daemon.wait_for("daemon.starting")
         instant = draw.uniform(0, LONGEST)
         time.sleep(instant)  # the instant itself is what is random
         daemon.send(signal.SIGKILL)
         daemon.ended()
-        print(f"killed {instant:.3f} s after the start, generation {world.generation}")
-        world.check_effects()
-    world.converge()
+        print(f"killed {instant:.3f} s after the start, generation {scenario.generation}")
+        scenario.check_effects()
+    scenario.converge()

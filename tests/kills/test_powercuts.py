@@ -18,7 +18,7 @@ import attrs
 import pytest
 from harness import children_of
 from powercut import Change, Disk, may_trace, read_record, wrapper
-from world import MAY_BE_HELD, PATIENCE, World, world_in
+from scenario import MAY_BE_HELD, PATIENCE, Scenario, scenario_in
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -48,17 +48,17 @@ def empty(directory: Path) -> None:
 class Recorded:
     """The writes and syncs of one daemon and its programs, up to a clean stop.
 
-    world is a scratch copy: each cut replaces its files. before is a copy of them as they were
+    scenario is a scratch copy: each cut replaces its files. before is a copy of them as they were
     when the record began; changes are those of the record.
     """
 
-    world: World
+    scenario: Scenario
     before: Path
     changes: list[Change]
 
     def cuts(self, draw: random.Random, count: int, target: Path) -> list[tuple[Path, Change]]:
         """What a power cut after *count* random changes may leave, each in its directory."""
-        disk = Disk(self.world.root, self.before)
+        disk = Disk(self.scenario.root, self.before)
         points = set(draw.sample(range(len(self.changes)), count))
         built = []
         for number, change in enumerate(self.changes):
@@ -74,20 +74,20 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """One record for all rounds: a round draws where the cuts are."""
     need_strace()
     aside = tmp_path_factory.mktemp("record")
-    for world in world_in(tmp_path_factory.mktemp("world")):
+    for scenario in scenario_in(tmp_path_factory.mktemp("scenario")):
         # A cut ends the programs too, half-way: then recover() answers that it cannot know.
-        world.may_be_held = MAY_BE_HELD | {"x/sure"}
-        world.declare()
-        shutil.copytree(world.root, aside / "before")
-        daemon = world.site.start(wrapper=wrapper(aside / "calls"))
-        world.wait_for(daemon)
+        scenario.may_be_held = MAY_BE_HELD | {"x/sure"}
+        scenario.declare()
+        shutil.copytree(scenario.root, aside / "before")
+        daemon = scenario.workspace.start(wrapper=wrapper(aside / "calls"))
+        scenario.wait_for(daemon)
         # The signal goes to the daemon, not to the wrapper, which ends when all have ended.
         (inner,) = children_of(daemon.pid)
         os.kill(inner, signal.SIGTERM)
         daemon.ended(within=PATIENCE)
-        changes = read_record(aside / "calls", world.root)
+        changes = read_record(aside / "calls", scenario.root)
         assert sum(change.kind == "sync" for change in changes) > 50, changes[:20]
-        yield Recorded(world, aside / "before", changes)
+        yield Recorded(scenario, aside / "before", changes)
 
 
 def rounds() -> list[object]:
@@ -102,10 +102,10 @@ def test_c04_a_power_cut_loses_nothing(recorded: Recorded, tmp_path: Path, turn:
     """After a power cut at any instant everything becomes as desired, and every rule holds."""
     seed = int(os.environ.get("CUT_SEED", random.randrange(1 << 32)))
     print(f"round {turn}, replay: make kills CUT_SEED={seed}")
-    world = recorded.world
+    scenario = recorded.scenario
     for left, change in recorded.cuts(random.Random(seed), CUTS, tmp_path):
         print(f"cut after {change.kind} {change.path} {change.other}: {left}")
-        empty(world.root)
-        shutil.copytree(left, world.root, dirs_exist_ok=True)
-        world.converge()
+        empty(scenario.root)
+        shutil.copytree(left, scenario.root, dirs_exist_ok=True)
+        scenario.converge()
         shutil.rmtree(left)

@@ -1,11 +1,11 @@
-"""Kills a process at one of its system calls: ``tracer.py PID COUNT REPORT GATE``.
+"""Kills a process at one of its system calls: ``tracer.py PID COUNT REPORT BARRIER``.
 
-It follows the threads of PID, and not its children. Each call that makes or may make something
+It follows the threads of PID, not its children. Each call that makes or may make something
 durable is counted across all threads from 1; just before number COUNT has an effect, the process
-gets SIGKILL. What was counted stands in REPORT, a call a line. GATE is a fifo, which gets a byte
+gets SIGKILL. REPORT lists the counted calls, one a line. BARRIER is a fifo, which gets a byte
 once the process is followed: the process waits for it.
 
-Rejected: strace, which counts for each thread by itself, so that no number names one call.
+Rejected: strace, which counts each thread separately, so that a number does not identify a call.
 """
 
 # System calls by name, as the kernel has them.
@@ -45,7 +45,7 @@ libc.ptrace.restype = ctypes.c_long
 
 
 def ptrace(request: int, thread: int, address: int = 0, data: object = 0) -> None:
-    """Raises ProcessLookupError for a thread that is gone, OSError otherwise."""
+    """Raises ProcessLookupError for a thread that has ended, OSError otherwise."""
     if libc.ptrace(request, thread, address, data) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -68,8 +68,8 @@ def text_at(pid: int, address: int) -> str:
         return memory.read(256).partition(b"\0")[0].decode(errors="replace")
 
 
-def words(pid: int, name: str, arguments: list[int]) -> str:
-    """The call for a reader."""
+def description(pid: int, name: str, arguments: list[int]) -> str:
+    """The call in readable form."""
     with contextlib.suppress(OSError, OverflowError):
         if name in BY_DESCRIPTOR:
             return f"{name} {os.readlink(f'/proc/{pid}/fd/{arguments[0]}')}"
@@ -83,7 +83,7 @@ def words(pid: int, name: str, arguments: list[int]) -> str:
 
 
 class Tracer:
-    """Follows one process until it is gone."""
+    """Follows one process until it ends."""
 
     def __init__(self, pid: int, count: int, report: Path) -> None:
         self.pid = pid
@@ -93,7 +93,7 @@ class Tracer:
         self.threads: set[int] = set()
 
     def seize(self) -> None:
-        """Follow all threads that there are; later ones come by themselves."""
+        """Attach to all present threads; later ones are attached automatically."""
         for entry in Path(f"/proc/{self.pid}/task").iterdir():
             thread = int(entry.name)
             ptrace(SEIZE, thread, 0, SYSGOOD | TRACECLONE)
@@ -101,7 +101,7 @@ class Tracer:
             ptrace(INTERRUPT, thread)
 
     def follow(self) -> None:
-        """Until the last thread is gone."""
+        """Follow until the last thread has ended."""
         while self.threads:
             thread, status = os.waitpid(-1, WALL)
             if not os.WIFSTOPPED(status):
@@ -112,12 +112,14 @@ class Tracer:
                 self.stopped(thread, os.WSTOPSIG(status), status >> 16)
 
     def stopped(self, thread: int, number: int, event: int) -> None:
-        """Let it go on, or not."""
+        """Resume a stopped thread, or kill the process at its call number COUNT."""
         if number == signal.SIGTRAP | 0x80:
             call = entered(thread)
             if call is not None and call[0] in AT_WORK:
                 self.counted += 1
-                print(self.counted, words(self.pid, AT_WORK[call[0]], call[1]), file=self.report)
+                print(
+                    self.counted, description(self.pid, AT_WORK[call[0]], call[1]), file=self.report
+                )
                 if self.counted == self.count:
                     os.kill(self.pid, signal.SIGKILL)
                     return
@@ -129,12 +131,12 @@ class Tracer:
 
 
 def main() -> None:
-    """See the module."""
-    pid, count, report, gate = sys.argv[1:]
+    """Follow PID to its end."""
+    pid, count, report, barrier = sys.argv[1:]
     tracer = Tracer(int(pid), int(count), Path(report))
     tracer.seize()
-    # For both directions, so that opening it does not wait; the byte stays until it is read.
-    opened = os.open(gate, os.O_RDWR)
+    # Opened for both directions, so that it does not wait; the byte is kept until it is read.
+    opened = os.open(barrier, os.O_RDWR)
     os.write(opened, b"g")
     tracer.follow()
 

@@ -1,4 +1,4 @@
-"""The fixture of the tests on real processes."""
+"""The fixture of the tests with real processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are not packages; here is the one place that makes this one's modules importable.
+# Test directories are not packages: this makes the modules of this one importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import Site, site_in
+from harness import Workspace, workspace_in
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """A directory for one daemon; whatever ran there is gone afterwards."""
-    yield from site_in(tmp_path)
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    """A directory for one daemon; its processes are killed afterwards."""
+    yield from workspace_in(tmp_path)

@@ -1,10 +1,12 @@
-"""A daemon as a real process, seen from outside: its lines, its exit, its cost, what it leaves.
+"""Runs the daemon as a real process and observes it from outside.
 
-1. Nothing waits by sleeping: every wait is for something seen, within a bound.
-2. A process is known by a marker in its environment, which its programs inherit: whatever still
-   carries it after the exit was left behind.
-3. CPU time is read from the process's own clock, just before the signal and when it has ended
-   and is not yet reaped; programs that it ran do not count.
+Observed are its log lines, its exit, its processor time and the processes that it leaves.
+
+1. Each wait is for an observable event, within a bound; nothing sleeps to synchronise.
+2. A marker in the environment identifies the processes of one daemon, since programs inherit it:
+   a process that carries it after the exit was left behind.
+3. Processor time is that of the daemon's own clock, read just before the signal and again after
+   the exit, before it is reaped; the time of its programs does not count.
 """
 
 from __future__ import annotations
@@ -61,43 +63,43 @@ def with_last_resort(**constants: float) -> list[str]:
 
 @attrs.frozen
 class Limits:
-    """The ``stop`` section, in seconds."""
+    """The ``stop`` section of the configuration, in seconds."""
 
     drain: float = 0.5
     critical: float = 6.0
     cleanup: float = 0.5
 
     def as_data(self) -> dict[str, str]:
-        """As the configuration has it."""
+        """The section as the configuration has it."""
         return {name: f"{round(1000 * value)}ms" for name, value in attrs.asdict(self).items()}
 
 
 @attrs.frozen
 class Stopped:
-    """How a daemon ended. wall and cpu count from the signal, in seconds."""
+    """The end of a daemon. wall and cpu count from the signal, in seconds."""
 
     code: int
     wall: float
     cpu: float
-    report: dict[str, Any]  # last-stop.json; empty where there is none
+    report: dict[str, Any]  # last-stop.json; empty if it does not exist
 
 
 def wait_until(seen: Callable[[], object], what: str, within: float = PATIENCE) -> None:
-    """Look until *seen* is true. Fails, naming *what* was waited for."""
+    """Poll until *seen* is true. Fails, naming *what* was waited for."""
     give_up = time.monotonic() + within
     while not seen():
         assert time.monotonic() < give_up, f"{what}: not seen within {within:g} s"
-        time.sleep(POLL)  # between two looks; nobody relies on how long it takes
+        time.sleep(POLL)  # the interval of the poll; no result depends on it
 
 
 def marked(marker: str) -> list[int]:
-    """The living processes that carry *marker*."""
+    """The running processes that carry *marker*."""
     wanted = f"{MARKER}={marker}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or of another user
+        with contextlib.suppress(OSError):  # ended meanwhile, or of another user
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
@@ -113,7 +115,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """The letter that the kernel gives: Z is a zombie. Empty: there is no such process."""
+    """The state letter in /proc, Z for a zombie; empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -122,7 +124,7 @@ def state_of(pid: int) -> str:
 
 
 @attrs.define(eq=False)
-class Site:
+class Workspace:
     """The directory of one daemon: r.yaml, plugins, resources, state. Made by the fixture."""
 
     root: Path
@@ -174,7 +176,7 @@ class Site:
         self.write(self.config, yaml.safe_dump(data))
 
     def write(self, path: Path, text: str) -> None:
-        """Replace a file at once, as a careful editor does."""
+        """Replace a file atomically."""
         new = path.with_name(f".{path.name}.new")
         new.write_text(text)
         new.replace(path)
@@ -191,7 +193,7 @@ class Site:
         return path
 
     def start(self, *arguments: str, wrapper: Sequence[str] = ()) -> Daemon:
-        """Start a daemon here, as the child of *wrapper* if there is one."""
+        """Start a daemon in this directory, by *wrapper* if there is one."""
         daemon = Daemon(self, [*wrapper, RECONCILED, "--config", "r.yaml", "run", *arguments])
         self.daemons.append(daemon)
         return daemon
@@ -210,7 +212,7 @@ class Site:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Leave nothing behind, however the test went."""
+        """Kill every process of every daemon, whether the test passed or not."""
         for daemon in self.daemons:
             daemon.close()
 
@@ -219,13 +221,13 @@ class Site:
 class Daemon:
     """One process of ``reconciled run``. pid is its own, unless it has a wrapper."""
 
-    site: Site
+    workspace: Workspace
     arguments: list[str]
     marker: str = attrs.field(factory=lambda: uuid.uuid4().hex, init=False)
     process: subprocess.Popen[bytes] = attrs.field(init=False)
     pid: int = attrs.field(init=False)
     lines: list[Line] = attrs.field(factory=list, init=False)
-    # What on standard error was no line of ours: faulthandler's stacks, above all.
+    # Lines of standard error that are not JSON: mainly the stacks of faulthandler.
     other: list[str] = attrs.field(factory=list, init=False)
     _read: int = attrs.field(init=False)
     _wake: int = attrs.field(init=False)
@@ -237,12 +239,12 @@ class Daemon:
         self._wake = os.eventfd(0)
         self.process = subprocess.Popen(
             self.arguments,
-            cwd=self.site.root,
+            cwd=self.workspace.root,
             stdin=subprocess.DEVNULL,
             stdout=write,
             stderr=write,
             env=os.environ | {MARKER: self.marker},
-            # As a service manager does it: nothing else is in its group.
+            # As under a service manager: the process group has no other members.
             start_new_session=True,
         )
         os.close(write)
@@ -250,16 +252,16 @@ class Daemon:
         self._reader = threading.Thread(target=self._read_lines, name=f"lines of {self.pid}")
         self._reader.start()
 
-    # -- its lines -------------------------------------------------------------
+    # -- log lines -------------------------------------------------------------
 
     def _read_lines(self) -> None:
-        rest = b""
+        partial = b""
         while True:
             ready, _, _ = select.select([self._read, self._wake], [], [])
             if self._wake in ready:
                 return
             data = os.read(self._read, 1 << 16)
-            *whole, rest = (rest + data).split(b"\n")
+            *whole, partial = (partial + data).split(b"\n")
             with self._changed:
                 for line in whole:
                     self._take(line.decode("utf-8", "replace"))
@@ -283,7 +285,7 @@ class Daemon:
     def wait_for(
         self, event: str, *, nth: int = 1, within: float = PATIENCE, **fields: Any
     ) -> Line:
-        """The line number *nth* with this event and these fields, as soon as it is there."""
+        """Wait for line number *nth* with this event and these fields, and return it."""
         give_up = time.monotonic() + within
         with self._changed:
             while True:
@@ -291,9 +293,9 @@ class Daemon:
                 if len(found) >= nth:
                     return found[nth - 1]
                 left = give_up - time.monotonic()
-                gone = not self._reader.is_alive()
+                ended = not self._reader.is_alive()
                 assert left > 0, f"{event} {fields} not seen within {within:g} s:\n{self}"
-                assert not gone, f"it ended before {event} {fields}:\n{self}"
+                assert not ended, f"it ended before {event} {fields}:\n{self}"
                 self._changed.wait(min(left, 0.5))
 
     def last(self, event: str) -> Line:
@@ -303,25 +305,25 @@ class Daemon:
         return found[-1]
 
     def wait_for_file(self, name: str) -> None:
-        """Wait until it has a file of its state directory open."""
+        """Wait until it has the file *name* of its state directory open."""
 
         def opened() -> bool:
             links = Path(f"/proc/{self.pid}/fd").iterdir()
-            with contextlib.suppress(FileNotFoundError):  # closed while we looked
-                return any(link.readlink() == self.site.state / name for link in links)
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                return any(link.readlink() == self.workspace.state / name for link in links)
             return False
 
         wait_until(opened, f"{name} open")
 
     def wait_for_text(self, text: str) -> None:
-        """Wait for *text* among what is no line of ours."""
+        """Wait for *text* among the lines that are not JSON."""
         wait_until(lambda: any(text in line for line in self.other.copy()), text)
 
     def stall(self) -> None:
-        """Stop reading its lines, and fill the pipe until nothing more goes into it."""
+        """Stop reading its lines, and fill the pipe until it accepts nothing more."""
         os.eventfd_write(self._wake, 1)
         self._reader.join()
-        # A description of its own: the daemon's must not be made non-blocking from here.
+        # A new open file description: the one of the daemon must not become non-blocking.
         writer = os.open(f"/proc/{self.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
         with contextlib.suppress(BlockingIOError):
@@ -332,15 +334,15 @@ class Daemon:
                 os.write(writer, b"\n")
         os.close(writer)
 
-    # -- its end ---------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return state_of(self.pid) not in ("", "Z")
 
     def cpu(self) -> float:
-        """Seconds of CPU time that it has used so far, also when it is a zombie."""
+        """Seconds of processor time that it has used so far; works for a zombie too."""
         # The kernel's number of the CPU clock of another process: clock_getcpuclockid(3).
         return time.clock_gettime((~self.pid << 3) | 2)
 
@@ -357,7 +359,7 @@ class Daemon:
     def ended(
         self, began: float | None = None, cpu: float = 0.0, *, within: float = PATIENCE
     ) -> Stopped:
-        """Wait for the end, which has to come by itself. wall counts from *began*."""
+        """Wait until it exits without further signals. wall counts from *began*."""
         began = time.monotonic() if began is None else began
         process = os.pidfd_open(self.process.pid)
         try:
@@ -376,17 +378,19 @@ class Daemon:
 
     def _report(self) -> dict[str, Any]:
         try:
-            report: dict[str, Any] = json.loads((self.site.state / "last-stop.json").read_text())
+            report: dict[str, Any] = json.loads(
+                (self.workspace.state / "last-stop.json").read_text()
+            )
         except FileNotFoundError:
             return {}
         return report
 
     def left(self) -> list[int]:
-        """Processes of it that are still there."""
+        """The processes of it that still run."""
         return [pid for pid in marked(self.marker) if state_of(pid) != "Z"]
 
     def close(self) -> None:
-        """End it and what it left; for the fixture."""
+        """Kill it and the processes that it left; for the fixture."""
         for pid in {*self.left(), *([self.process.pid] if self.process.poll() is None else [])}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -407,10 +411,10 @@ def _fits(line: Line, event: str, fields: dict[str, Any]) -> bool:
     return all(line.get(name) == value for name, value in fields.items())
 
 
-def site_in(root: Path) -> Iterator[Site]:
-    """A site, and its end: for the fixture."""
-    site = Site(root)
+def workspace_in(root: Path) -> Iterator[Workspace]:
+    """A workspace that is closed at the end; for the fixture."""
+    workspace = Workspace(root)
     try:
-        yield site
+        yield workspace
     finally:
-        site.close()
+        workspace.close()

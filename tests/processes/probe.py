@@ -1,6 +1,6 @@
-"""The plugin of the tests on real processes: what a key does is what its spec says.
+"""The plugin of the tests with real processes: the spec of a key names what its run does.
 
-Each run says ``probe.began`` first, so that a test knows where it stands.
+Each run logs ``probe.began`` first, which a test can wait for.
 """
 
 # The methods share one interface, nest what a reader should see nested, and misbehave on purpose.
@@ -33,7 +33,7 @@ from reconciled.api import (
 
 @attrs.frozen
 class Probe:
-    """do: the method that runs. The rest is for it."""
+    """do names the method that runs; the other fields are its arguments."""
 
     do: str = "nothing"
     seconds: float = 600.0
@@ -92,13 +92,13 @@ class ProbeReconciler(Reconciler[Probe]):
         return done("held to the end")
 
     async def late(self, request: Request[Probe]) -> Result:
-        """Begins its critical part only when it is told to, by a file."""
+        """Begins its critical section when the file *path* exists."""
         while not os.path.lexists(request.spec.path):  # noqa: ASYNC110, ASYNC240, PTH - a test makes it
             await trio.sleep(0.01)
         return await self.critical(request)
 
     async def delayed(self, request: Request[Probe]) -> Result:
-        """Begins its critical part some time after it began itself."""
+        """Begins its critical section *delay* seconds after the run began."""
         await trio.sleep(request.spec.delay)
         return await self.critical(request)
 
@@ -128,25 +128,25 @@ class ProbeReconciler(Reconciler[Probe]):
             request.log.warning("probe.noise", reason="the same each time")
         return done()
 
-    # -- what wakes itself -------------------------------------------------------
+    # -- self-triggered runs -------------------------------------------------------
 
     async def touch(self, request: Request[Probe]) -> Result:
-        """Writes its own manifest again, the same but for a comment."""
+        """Rewrites its own manifest: only a comment differs."""
         _comment(Path(request.spec.path))
         return done()
 
     async def rewrite(self, request: Request[Probe]) -> Result:
-        """Writes its own spec again, each time another one."""
+        """Rewrites its own spec, each time with another value."""
         _count(Path(request.spec.path), request.spec.count + 1)
         return done()
 
     async def stamp(self, request: Request[Probe]) -> Result:
-        """Finds its own time stamp different each time, and writes it again."""
+        """Finds its own time stamp outdated each time, and writes it again."""
         async with request.operation("stamp"):
             pass
         return after(0.01, f"last run: {time.time()}")
 
-    # -- what blocks or stays ----------------------------------------------------
+    # -- runs that block or ignore their cancellation --------------------------
 
     async def spin(self, request: Request[Probe]) -> Result:
         end = time.monotonic() + request.spec.seconds
@@ -159,7 +159,7 @@ class ProbeReconciler(Reconciler[Probe]):
         return done()
 
     async def match(self, request: Request[Probe]) -> Result:
-        """One call into C that keeps the interpreter's lock, yet lets signal handlers run."""
+        """One C call that keeps the interpreter's lock, but lets signal handlers run."""
         re.match(r"(a+)+$", "a" * 60 + "b")
         return done()
 
@@ -174,10 +174,10 @@ class ProbeReconciler(Reconciler[Probe]):
             try:
                 await trio.sleep_forever()
             except trio.Cancelled:  # noqa: ASYNC103 - to swallow it is the point
-                with trio.CancelScope(shield=True):  # noqa: ASYNC102 - and to stay for ever
+                with trio.CancelScope(shield=True):  # noqa: ASYNC102 - and to stay without end
                     await trio.sleep(request.spec.seconds)
 
-    # -- what would take the house down ------------------------------------------
+    # -- faults that must not end the daemon ------------------------------------------
 
     async def exit(self, request: Request[Probe]) -> Result:
         sys.exit(3)
@@ -202,7 +202,7 @@ class ProbeReconciler(Reconciler[Probe]):
         return done()
 
     async def cancel(self, request: Request[Probe]) -> Result:
-        """Cancels itself, and lets the cancellation out."""
+        """Cancels its own scope, and lets the cancellation propagate to it."""
         with trio.CancelScope() as scope:
             scope.cancel(reason="a plugin's own")
             await trio.lowlevel.checkpoint()

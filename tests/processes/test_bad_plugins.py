@@ -1,4 +1,4 @@
-"""C15: one plugin does not take the house down; and no wrong answer of one is taken for right."""
+"""C15: a faulty plugin does not end the daemon, and its wrong results are not accepted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from harness import SLACK, Daemon, Limits, Site
+from harness import SLACK, Daemon, Limits, Workspace
 
 pytestmark = pytest.mark.processes
 
@@ -24,28 +24,28 @@ IMPORTS = {
 
 @pytest.mark.parametrize("fault", IMPORTS)
 def test_c15_a_plugin_that_fails_to_import_stalls_its_controller_alone(
-    site: Site, fault: str
+    workspace: Workspace, fault: str
 ) -> None:
-    """C15: whatever an import raises, the others work, and the fault is told with its place."""
-    site.plugin("bad", f"{IMPORTS[fault]}\nclass Bad: pass\n")
-    _beside(site, "bad:Bad")
-    site.declare("good")
-    daemon = site.started()
+    """C15: whatever an import raises, other controllers work; file and line are logged."""
+    workspace.plugin("bad", f"{IMPORTS[fault]}\nclass Bad: pass\n")
+    _beside(workspace, "bad:Bad")
+    workspace.declare("good")
+    daemon = workspace.started()
     stalled = daemon.wait_for("controller.stalled", controller="bad")
-    assert f"{site.plugins}/bad.py:1:" in stalled["reason"]
-    _works_on(site, daemon)
+    assert f"{workspace.plugins}/bad.py:1:" in stalled["reason"]
+    _works_on(workspace, daemon)
 
 
-def _beside(site: Site, reconciler: str) -> None:
+def _beside(workspace: Workspace, reconciler: str) -> None:
     watch = [{"directory": "resources"}]
     bad = {"reconciler": reconciler, "watch": [{"every": "1h"}]}
     good = {"reconciler": "probe:ProbeReconciler", "watch": watch}
-    site.configure(LIMITS, level="debug", controllers={"bad": bad, "c": good})
+    workspace.configure(LIMITS, level="debug", controllers={"bad": bad, "c": good})
 
 
-def _works_on(site: Site, daemon: Daemon) -> None:
-    """Another key is reconciled from here on, and the daemon stops cleanly."""
-    site.declare("other")
+def _works_on(workspace: Workspace, daemon: Daemon) -> None:
+    """Another key is still reconciled, and the daemon stops cleanly."""
+    workspace.declare("other")
     daemon.wait_for("reconcile.done", key="c/other")
     stopped = daemon.stop()
     assert stopped.code == 0, daemon
@@ -53,7 +53,7 @@ def _works_on(site: Site, daemon: Daemon) -> None:
     assert daemon.left() == []
 
 
-# What a run does, and what its key's failure says.
+# The fault of a run, and the reason in the failure of its key.
 RUNS: dict[str, str] = {
     "exit": "SystemExit: 3: raised by plugin code; the daemon continues",
     "interrupt": "KeyboardInterrupt: raised by plugin code; the daemon continues",
@@ -65,49 +65,49 @@ RUNS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("do", RUNS)
-def test_c15_a_fault_stays_with_its_key(site: Site, do: str) -> None:
-    """C15: what a run raises or returns is its key's failure, with backoff; the rest works on."""
-    site.configure(LIMITS, level="debug", retry={"initial": "1h", "max": "1h"})
-    site.declare("bad", do=do)
-    daemon = site.started()
+def test_c15_a_fault_stays_with_its_key(workspace: Workspace, do: str) -> None:
+    """C15: whatever a run raises or returns fails its key alone, with backoff."""
+    workspace.configure(LIMITS, level="debug", retry={"initial": "1h", "max": "1h"})
+    workspace.declare("bad", do=do)
+    daemon = workspace.started()
     failed = daemon.wait_for("reconcile.failed", key="c/bad", failures=1)
     assert RUNS[do] in failed["reason"]
-    _works_on(site, daemon)
+    _works_on(workspace, daemon)
 
 
-def test_c15_a_fault_names_plugin_and_place(site: Site) -> None:
-    """C15: an exception that nobody foresaw is told with plugin, version and line of code."""
-    site.configure(LIMITS, level="debug")
-    site.declare("bad", do="crash")
-    daemon = site.started()
+def test_c15_a_fault_names_plugin_and_line(workspace: Workspace) -> None:
+    """C15: an unexpected exception is logged with plugin, version and line of code."""
+    workspace.configure(LIMITS, level="debug")
+    workspace.declare("bad", do="crash")
+    daemon = workspace.started()
     told = daemon.wait_for("plugin.failed", key="c/bad")
     assert told["plugin"] == "probe:ProbeReconciler"
     assert told["version"]
-    assert told["at"].startswith(f"{site.plugins}/probe.py:")
-    _works_on(site, daemon)
+    assert told["at"].startswith(f"{workspace.plugins}/probe.py:")
+    _works_on(workspace, daemon)
 
 
-def test_c15_a_cancellation_of_its_own_is_no_failure(site: Site) -> None:
-    """C15: trio.Cancelled of a plugin's own scope passes as in any trio program."""
-    site.configure(LIMITS, level="debug")
-    site.declare("odd", do="cancel")
-    daemon = site.started()
+def test_c15_a_plugin_may_cancel_its_own_scope(workspace: Workspace) -> None:
+    """C15: trio.Cancelled of a plugin's own scope is not a failure."""
+    workspace.configure(LIMITS, level="debug")
+    workspace.declare("odd", do="cancel")
+    daemon = workspace.started()
     daemon.wait_for("reconcile.done", key="c/odd")
-    _works_on(site, daemon)
+    _works_on(workspace, daemon)
 
 
-def test_c15_a_plugin_that_keeps_a_gigabyte_harms_nobody_else(site: Site) -> None:
-    """C15: what a plugin leaks is its own affair; other keys and the stop are as ever."""
-    site.configure(LIMITS, level="debug")
-    site.declare("leaky", do="leak")
-    daemon = site.started()
+def test_c15_a_plugin_that_leaks_a_gigabyte_affects_no_other_key(workspace: Workspace) -> None:
+    """C15: a leak of 1 GiB in a plugin does not affect other keys or the stop."""
+    workspace.configure(LIMITS, level="debug")
+    workspace.declare("leaky", do="leak")
+    daemon = workspace.started()
     daemon.wait_for("reconcile.done", key="c/leaky")
-    _works_on(site, daemon)
+    _works_on(workspace, daemon)
 
 
-def test_c15_an_import_that_takes_the_signals_does_not_get_them(site: Site) -> None:
-    """C15: handlers that an import installs are taken away again, with a warning."""
-    site.plugin(
+def test_c15_an_import_that_takes_the_signals_does_not_get_them(workspace: Workspace) -> None:
+    """C15: signal handlers that an import installs are replaced again, with a warning."""
+    workspace.plugin(
         "bad",
         "import signal\n"
         "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):\n"
@@ -115,51 +115,51 @@ def test_c15_an_import_that_takes_the_signals_does_not_get_them(site: Site) -> N
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
         "from probe import ProbeReconciler\n",
     )
-    (site.plugins / "bad.py").write_text(
-        (site.plugins / "bad.py").read_text().replace(
+    (workspace.plugins / "bad.py").write_text(
+        (workspace.plugins / "bad.py").read_text().replace(
             "from probe import ProbeReconciler",
-            f"exec(open({str(site.plugins / 'probe.py')!r}).read())",
+            f"exec(open({str(workspace.plugins / 'probe.py')!r}).read())",
         )
     )  # fmt: skip
-    _beside(site, "bad:ProbeReconciler")
-    site.configure(LIMITS, level="debug", reconciler="bad:ProbeReconciler")
-    daemon = site.started()
+    _beside(workspace, "bad:ProbeReconciler")
+    workspace.configure(LIMITS, level="debug", reconciler="bad:ProbeReconciler")
+    daemon = workspace.started()
     for number in ("SIGTERM", "SIGINT", "SIGHUP", "SIGCHLD"):
         reasons = [warning["reason"] for warning in daemon.all("plugin.warning")]
         assert any(number in reason for reason in reasons)
-    _works_on(site, daemon)
+    _works_on(workspace, daemon)
 
 
-def test_c15_os_exit_is_an_unclean_stop_that_harms_no_next_start(site: Site) -> None:
+def test_c15_os_exit_is_an_unclean_stop_and_the_next_start_works(workspace: Workspace) -> None:
     """C15: os._exit in a plugin ends the process; the next start works, and nothing is lost."""
-    site.configure(LIMITS, level="debug")
-    site.declare("good")
-    manifest = site.declare("bad", do="sleep")
-    daemon = site.started()
+    workspace.configure(LIMITS, level="debug")
+    workspace.declare("good")
+    manifest = workspace.declare("bad", do="sleep")
+    daemon = workspace.started()
     daemon.wait_for("reconcile.done", key="c/good")
-    site.declare("bad", do="leave")
-    # The run of the old spec ends by its timeout or a stop only: give it its stop.
+    workspace.declare("bad", do="leave")
+    # The run of the old spec ends only by its timeout or a stop of its key: remove the key.
     manifest.unlink()
     daemon.wait_for("reconcile.interrupted", key="c/bad")
-    site.declare("bad", do="leave")
+    workspace.declare("bad", do="leave")
     assert daemon.ended().code == 9
     manifest.unlink()
-    daemon = site.started()
+    daemon = workspace.started()
     assert daemon.wait_for("reconcile.started", key="c/good")["causes"] == ["start"]
-    _works_on(site, daemon)
+    _works_on(workspace, daemon)
 
 
-def test_c15_a_thread_that_a_plugin_left_does_not_keep_the_process(site: Site) -> None:
-    """C15: a thread of a plugin's own, which never ends, holds up no exit."""
+def test_c15_a_thread_that_a_plugin_left_does_not_keep_the_process(workspace: Workspace) -> None:
+    """C15: a thread of a plugin that never ends does not delay the exit."""
     source: dict[str, Any] = {"reconciler": "left:ProbeReconciler"}
-    site.plugin(
+    workspace.plugin(
         "left",
         "import threading\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
-        f"exec(open({str(site.plugins / 'probe.py')!r}).read())\n",
+        f"exec(open({str(workspace.plugins / 'probe.py')!r}).read())\n",
     )
-    site.configure(LIMITS, **source)
-    daemon = site.started()
+    workspace.configure(LIMITS, **source)
+    daemon = workspace.started()
     stopped = daemon.stop(signal.SIGINT)
     assert stopped.code == 0
     assert stopped.wall <= SLACK

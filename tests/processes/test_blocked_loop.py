@@ -1,11 +1,11 @@
-"""C06: a loop that does not turn is named, and never makes a stop late."""
+"""C06: whatever blocks the event loop is named, and does not delay a stop."""
 
 from __future__ import annotations
 
 import signal
 
 import pytest
-from harness import SLACK, Limits, Site, with_last_resort
+from harness import SLACK, Limits, Workspace, with_last_resort
 
 from reconciled.stop.last_resort import FAULTHANDLER_MARGIN
 
@@ -18,11 +18,13 @@ LIMITS = Limits(drain=20, critical=300, cleanup=5)
 
 
 @pytest.mark.parametrize("do", ["spin", "block"])
-def test_c06_a_blocked_loop_is_named_and_left_by_the_last_resort(site: Site, do: str) -> None:
+def test_c06_a_blocked_loop_is_named_and_left_by_the_last_resort(
+    workspace: Workspace, do: str
+) -> None:
     """C06: with and without the lock, the last resort ends a blocked loop on time, by 70."""
-    site.configure(LIMITS)
-    site.declare("stuck", do=do, seconds=40)
-    daemon = site.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK))
+    workspace.configure(LIMITS)
+    workspace.declare("stuck", do=do, seconds=40)
+    daemon = workspace.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK))
     daemon.wait_for("probe.began")
     blocked = daemon.wait_for("loop.blocked")
     assert blocked["task"] == "reconcile c/stuck"
@@ -38,25 +40,27 @@ def test_c06_a_blocked_loop_is_named_and_left_by_the_last_resort(site: Site, do:
     assert daemon.left() == []
 
 
-def test_c06_a_loop_that_turns_again_ends_by_its_stages(site: Site) -> None:
-    """C06: where the blocking code gives way in time, the stop is an ordinary one."""
-    site.configure(Limits(drain=0.5, critical=20, cleanup=0.5))
-    site.declare("stuck", do="block", seconds=2.0)
-    daemon = site.started()
+def test_c06_a_loop_that_turns_again_ends_by_its_stages(workspace: Workspace) -> None:
+    """C06: where the loop runs again in time, the stop goes through its stages."""
+    workspace.configure(Limits(drain=0.5, critical=20, cleanup=0.5))
+    workspace.declare("stuck", do="block", seconds=2.0)
+    daemon = workspace.started()
     daemon.wait_for("probe.began")
     stopped = daemon.stop()
     assert stopped.code == 0
     assert stopped.wall <= 2.0 + SLACK
     assert daemon.all("stop.hung") == []
-    # The limits count from the signal, not from when the loop learned of it.
+    # The limits count from the signal, not from the turn in which the loop received it.
     assert stopped.report["stages"][0]["at_s"] >= 1.5
 
 
-def test_c06_a_call_that_keeps_the_interpreters_lock_is_left_with_stacks(site: Site) -> None:
+def test_c06_a_call_that_keeps_the_interpreters_lock_is_left_with_stacks(
+    workspace: Workspace,
+) -> None:
     """C06: where not even the last resort's thread can run, the C timer exits 1 with stacks."""
-    site.configure(LIMITS)
-    site.declare("stuck", do="match")
-    daemon = site.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK))
+    workspace.configure(LIMITS)
+    workspace.declare("stuck", do="match")
+    daemon = workspace.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK))
     daemon.wait_for("probe.began")
     stopped = daemon.stop(signal.SIGINT)
     assert stopped.code == 1
@@ -64,15 +68,17 @@ def test_c06_a_call_that_keeps_the_interpreters_lock_is_left_with_stacks(site: S
     assert any("in match" in line for line in daemon.other)
 
 
-def test_an_open_critical_operation_keeps_its_time_beside_a_blocked_loop(site: Site) -> None:
+def test_an_open_critical_operation_keeps_its_time_beside_a_blocked_loop(
+    workspace: Workspace,
+) -> None:
     """The last resort leaves no earlier than an open critical operation's own deadline."""
-    site.configure(Limits(drain=1, critical=30, cleanup=0.5))
-    site.declare("held", do="critical", seconds=60, budget="2s")
-    daemon = site.started()
+    workspace.configure(Limits(drain=1, critical=30, cleanup=0.5))
+    workspace.declare("held", do="critical", seconds=60, budget="2s")
+    daemon = workspace.started()
     daemon.wait_for("probe.critical")
-    site.declare("stuck", do="block", seconds=60)
+    workspace.declare("stuck", do="block", seconds=60)
     daemon.wait_for("probe.began", key="c/stuck")
     stopped = daemon.stop()
     assert stopped.code == 70
-    # Its budget, cleanup, and the last resort's 3 s; some of the budget was used before.
+    # The budget, of which some was used before, cleanup, and the 3 s of the last resort.
     assert 4.0 <= stopped.wall <= 2 + 0.5 + 3 + SLACK

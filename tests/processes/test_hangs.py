@@ -1,4 +1,4 @@
-"""A loop that hangs while nobody asks for a stop, and what only looks like it."""
+"""An event loop that hangs outside a stop, and a halted process that only looks like it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Daemon, Site, wait_until, with_last_resort
+from harness import Daemon, Workspace, wait_until, with_last_resort
 
 pytestmark = pytest.mark.processes
 
@@ -31,21 +31,21 @@ class Waits(Reconciler[Wait]):
 """
 
 
-def started(site: Site, path: Path) -> Daemon:
-    """A daemon whose loop hangs until *path* is there."""
-    site.plugin("waits", WAITS)
-    site.configure(reconciler="waits:Waits")
-    site.declare("w", kind="Wait", path=str(path))
-    daemon = site.start(
+def started(workspace: Workspace, path: Path) -> Daemon:
+    """A daemon whose loop hangs until *path* exists."""
+    workspace.plugin("waits", WAITS)
+    workspace.configure(reconciler="waits:Waits")
+    workspace.declare("w", kind="Wait", path=str(path))
+    daemon = workspace.start(
         wrapper=with_last_resort(HUNG_AFTER=HUNG_AFTER, BLOCKED_AFTER=BLOCKED_AFTER)
     )
     daemon.wait_for("waits.began")
     return daemon
 
 
-def test_a_loop_that_hangs_without_a_manager_is_left(site: Site, tmp_path: Path) -> None:
-    """Where no manager watches, a hang ends the process with 70, its code and all stacks told."""
-    daemon = started(site, tmp_path / "never")
+def test_a_loop_that_hangs_without_a_manager_is_left(workspace: Workspace, tmp_path: Path) -> None:
+    """Without a manager's watchdog a hang ends the process with 70; all stacks are reported."""
+    daemon = started(workspace, tmp_path / "never")
     ended = daemon.ended(within=HUNG_AFTER + 10)
     assert ended.code == 70
     assert ended.wall >= HUNG_AFTER - 1.5
@@ -56,15 +56,15 @@ def test_a_loop_that_hangs_without_a_manager_is_left(site: Site, tmp_path: Path)
     assert daemon.left() == []
 
 
-def test_a_halted_process_does_not_hang(site: Site, tmp_path: Path) -> None:
-    """What was halted in the midst of a turn, for longer than a hang is given, goes on."""
+def test_a_halted_process_does_not_hang(workspace: Workspace, tmp_path: Path) -> None:
+    """A process that was halted during a turn, for longer than a hang may last, continues."""
     path = tmp_path / "there"
-    daemon = started(site, path)
+    daemon = started(workspace, path)
     daemon.send(signal.SIGSTOP)
     wait_until(lambda: Path(f"/proc/{daemon.pid}/stat").read_text().split()[2] == "T", "halted")
-    time.sleep(HUNG_AFTER + 1)  # the time itself is what this is about
+    time.sleep(HUNG_AFTER + 1)  # the duration of the halt is under test
     daemon.send(signal.SIGCONT)
-    # Told by the thread that would have ended it, after it has looked at whether to.
+    # Logged by the thread of the last resort, after it has checked whether to end the process.
     daemon.wait_for("loop.blocked")
     path.touch()
     daemon.wait_for("reconcile.done", key="c/w")

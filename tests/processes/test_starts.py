@@ -8,7 +8,7 @@ import random
 import time
 
 import pytest
-from harness import SLACK, Limits, Site
+from harness import SLACK, Limits, Workspace
 
 pytestmark = pytest.mark.processes
 
@@ -23,19 +23,19 @@ def _moment(text: str) -> dt.datetime:
 
 
 @pytest.mark.parametrize("turn", range(ROUNDS))
-def test_c05_no_reconcile_starts_after_the_instant(site: Site, turn: int) -> None:
-    """C05: with 1,000 enqueues a second and a stop at any moment, none starts after it."""
+def test_c05_no_reconcile_starts_after_the_instant(workspace: Workspace, turn: int) -> None:
+    """C05: with 1,000 enqueues a second and a stop at a random instant, no run starts after it."""
     seed = os.environ.get("STOP_SUITE_SEED", f"{time.time_ns()}:{turn}")
     print(f"STOP_SUITE_SEED={seed}")
-    site.configure(
+    workspace.configure(
         LIMITS,
         level="debug",
         watch=[{"directory": "resources"}, {"every": {"interval": "50ms", "jitter": "0%"}}],
         concurrency=16,
     )
     for number in range(50):
-        site.declare(f"k{number}")
-    daemon = site.started()
+        workspace.declare(f"k{number}")
+    daemon = workspace.started()
     daemon.wait_for("reconcile.started", nth=200)
     time.sleep(random.Random(seed).uniform(0, 0.3))  # the random instant itself
     stopped = daemon.stop()
@@ -43,23 +43,25 @@ def test_c05_no_reconcile_starts_after_the_instant(site: Site, turn: int) -> Non
     assert stopped.wall <= LIMITS.drain + LIMITS.cleanup + SLACK
     instant = _moment(stopped.report["began"]) + ROUNDING
     starts = [_moment(line["time"]) for line in daemon.all("reconcile.started")]
-    # The handler may run between a run's look at its mark and the line that tells of its start:
-    # there is one such place in a loop, so one line at most may bear a later time.
+    # The handler may run between the check of its flag in a run and the line that logs the
+    # start. A loop has one run at that point, so at most one line has a later time.
     assert len([start for start in starts if start > instant]) <= 1
     events = [line["event"] for line in daemon.lines]
     assert "reconcile.started" not in events[events.index("stop.began") :]
-    # What began before was not lost either: each start has its end.
+    # Runs that began before are not lost: each start has its end.
     ends = len(daemon.all("reconcile.done")) + len(daemon.all("reconcile.interrupted"))
     assert len(starts) == ends
 
 
-def test_c05_nothing_starts_between_the_signal_and_the_loops_next_turn(site: Site) -> None:
-    """C05: runs that were handed out, and had not begun when the signal came, never begin."""
-    site.configure(LIMITS, level="debug", concurrency=10)
+def test_c05_nothing_starts_between_the_signal_and_the_loops_next_turn(
+    workspace: Workspace,
+) -> None:
+    """C05: runs that were dispatched but had not begun at the signal never begin."""
+    workspace.configure(LIMITS, level="debug", concurrency=10)
     for number in range(10):
-        site.declare(f"k{number}", do="block", seconds=0.5)
-    daemon = site.start()
-    # All ten are handed out in one turn of the loop, and each blocks it.
+        workspace.declare(f"k{number}", do="block", seconds=0.5)
+    daemon = workspace.start()
+    # All ten are dispatched in one turn of the loop, and each blocks it.
     daemon.wait_for("probe.began")
     stopped = daemon.stop()
     assert len(daemon.all("reconcile.started")) == 1
@@ -67,18 +69,20 @@ def test_c05_nothing_starts_between_the_signal_and_the_loops_next_turn(site: Sit
     assert stopped.wall <= 0.5 + SLACK
 
 
-def test_c05_keys_that_got_no_run_are_counted_and_come_back(site: Site) -> None:
-    """C05: waiting keys are counted in the report, and the next start runs every one of them."""
-    site.configure(LIMITS, concurrency=1)
+def test_c05_keys_without_a_run_are_counted_and_run_after_the_next_start(
+    workspace: Workspace,
+) -> None:
+    """C05: the report counts waiting keys, and the next start runs all of them."""
+    workspace.configure(LIMITS, concurrency=1)
     for number in range(5):
-        site.declare(f"k{number}", do="sleep")
-    daemon = site.started()
+        workspace.declare(f"k{number}", do="sleep")
+    daemon = workspace.started()
     daemon.wait_for("probe.began")
     stopped = daemon.stop()
     assert stopped.report["not_served"] == 4
-    site.configure(LIMITS, level="debug")
+    workspace.configure(LIMITS, level="debug")
     for number in range(5):
-        site.declare(f"k{number}", do="nothing")
-    daemon = site.started()
+        workspace.declare(f"k{number}", do="nothing")
+    daemon = workspace.started()
     for number in range(5):
         daemon.wait_for("reconcile.done", key=f"c/k{number}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from harness import SLACK, Daemon, Limits, Site, wait_until
+from harness import SLACK, Daemon, Limits, Workspace, wait_until
 
 from reconciled.core.stages import BLOCKED_AFTER
 
@@ -24,18 +24,18 @@ TIGHT = Limits(drain=0.3, critical=1.0, cleanup=0.4)
 ROOMY = Limits(drain=1.0, critical=8.0, cleanup=1.0)
 # 10 times what bench/start.py expects of a stop.
 CPU, CPU_SHARE = 0.2, 0.1
-# An overall length of critical work that fits into ROOMY and not into TIGHT.
+# The length of a critical operation: it fits into ROOMY, but not into TIGHT.
 HELD = 2.0
 
 
 @attrs.frozen
 class Wait:
-    """What a state has to wait for, in seconds from the signal, and how it ends."""
+    """The time that a stop waits in a state, in seconds from the signal, and the exit code."""
 
     least: float = 0.0
     most: float = 0.0
     code: int = 0
-    spins: bool = False  # it is the plugin that uses the CPU
+    spins: bool = False  # the plugin itself uses the processor
 
 
 NOTHING = Wait()
@@ -43,65 +43,65 @@ NOTHING = Wait()
 
 @attrs.frozen
 class State:
-    """Something that a daemon is doing. begin() returns when it is doing it."""
+    """A state of a daemon. begin() returns when the daemon is in it."""
 
-    begin: Callable[[Site, Limits], Daemon]
+    begin: Callable[[Workspace, Limits], Daemon]
     wait: Callable[[Limits], Wait]
 
 
-def _starting(site: Site, limits: Limits) -> Daemon:
-    site.plugin(
+def _starting(workspace: Workspace, limits: Limits) -> Daemon:
+    workspace.plugin(
         "slow",
         "import os, time\n"
         'os.write(2, b\'{"event": "test.importing"}\\n\')\n'
         "time.sleep(60)\n"
         "from probe import ProbeReconciler\n",
     )
-    site.configure(limits, reconciler="slow:ProbeReconciler")
-    daemon = site.start()
+    workspace.configure(limits, reconciler="slow:ProbeReconciler")
+    daemon = workspace.start()
     daemon.wait_for("test.importing")
     return daemon
 
 
-def _idle(site: Site, limits: Limits) -> Daemon:
-    site.configure(limits)
-    site.declare("calm")
-    return site.started()
+def _idle(workspace: Workspace, limits: Limits) -> Daemon:
+    workspace.configure(limits)
+    workspace.declare("calm")
+    return workspace.started()
 
 
-def _doing(do: str, event: str, site: Site, limits: Limits) -> Daemon:
-    site.configure(limits)
-    site.declare("busy", do=do)
-    daemon = site.started()
+def _doing(do: str, event: str, workspace: Workspace, limits: Limits) -> Daemon:
+    workspace.configure(limits)
+    workspace.declare("busy", do=do)
+    daemon = workspace.started()
     daemon.wait_for(event)
     return daemon
 
 
-def _critical(site: Site, limits: Limits) -> Daemon:
-    site.configure(limits)
-    site.declare("busy", do="critical", seconds=HELD, budget=f"{limits.critical:g}s")
-    daemon = site.started()
+def _critical(workspace: Workspace, limits: Limits) -> Daemon:
+    workspace.configure(limits)
+    workspace.declare("busy", do="critical", seconds=HELD, budget=f"{limits.critical:g}s")
+    daemon = workspace.started()
     daemon.wait_for("probe.critical")
     return daemon
 
 
-def _program(site: Site, limits: Limits) -> Daemon:
+def _program(workspace: Workspace, limits: Limits) -> Daemon:
     """An ordinary program that ignores SIGTERM, run by the exec reconciler."""
-    site.configure(limits, reconciler="exec")
+    workspace.configure(limits, reconciler="exec")
     script = 'trap "" TERM; touch running; while true; do sleep 60; done'
-    site.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
-    daemon = site.started()
-    wait_until((site.resources / "running").exists, "the program")
+    workspace.declare("site", kind="Exec", apply=["/bin/sh", "-c", script])
+    daemon = workspace.started()
+    wait_until((workspace.resources / "running").exists, "the program")
     return daemon
 
 
-def _patched(source: str, site: Site, limits: Limits) -> Daemon:
-    """With a plugin that changes the directory watcher, as no good plugin would."""
-    site.plugin("patch", f"from reconciled.watchers import directory\n{source}\n")
+def _patched(source: str, workspace: Workspace, limits: Limits) -> Daemon:
+    """With a plugin that patches the directory watcher."""
+    workspace.plugin("patch", f"from reconciled.watchers import directory\n{source}\n")
     broken = {"reconciler": "patch:Nothing", "watch": [{"every": "1h"}]}
     watching = {"reconciler": "probe:ProbeReconciler", "watch": [{"directory": "resources"}]}
-    site.configure(limits, controllers={"broken": broken, "c": watching})
-    return site.start()
+    workspace.configure(limits, controllers={"broken": broken, "c": watching})
+    return workspace.start()
 
 
 STALLED = """
@@ -131,21 +131,21 @@ class Nothing(Reconciler[Spec]):
 """
 
 
-def _stalled_source(site: Site, limits: Limits) -> Daemon:
-    daemon = _patched(STALLED, site, limits)
+def _stalled_source(workspace: Workspace, limits: Limits) -> Daemon:
+    daemon = _patched(STALLED, workspace, limits)
     daemon.wait_for("test.stalled")
     return daemon
 
 
-def _failing_watcher(site: Site, limits: Limits) -> Daemon:
-    daemon = _patched(FAILING, site, limits)
+def _failing_watcher(workspace: Workspace, limits: Limits) -> Daemon:
+    daemon = _patched(FAILING, workspace, limits)
     daemon.wait_for("source.failed")
     daemon.wait_for("daemon.ready")
     return daemon
 
 
-def _stalled_reader(site: Site, limits: Limits) -> Daemon:
-    daemon = _doing("sleep", "probe.began", site, limits)
+def _stalled_reader(workspace: Workspace, limits: Limits) -> Daemon:
+    daemon = _doing("sleep", "probe.began", workspace, limits)
     daemon.stall()
     return daemon
 
@@ -155,7 +155,7 @@ def _drained(limits: Limits) -> Wait:
 
 
 def _cleaned(limits: Limits) -> Wait:
-    """What uses up its drain and its cleanup."""
+    """The wait of a run that uses up drain and cleanup."""
     both = limits.drain + limits.cleanup
     return Wait(both, both)
 
@@ -189,10 +189,10 @@ STATES = {
 @pytest.mark.parametrize("limits", [TIGHT, ROOMY], ids=["tight", "roomy"])
 @pytest.mark.parametrize("state", STATES)
 def test_a_stop_takes_no_longer_than_what_it_waits_for(
-    site: Site, state: str, limits: Limits, number: signal.Signals
+    workspace: Workspace, state: str, limits: Limits, number: signal.Signals
 ) -> None:
     """A stop takes what its state has to wait for, does not compute meanwhile, leaves nothing."""
-    daemon = STATES[state].begin(site, limits)
+    daemon = STATES[state].begin(workspace, limits)
     wait = STATES[state].wait(limits)
     stopped = daemon.stop(number)
     assert stopped.code == wait.code, daemon
@@ -205,12 +205,12 @@ def test_a_stop_takes_no_longer_than_what_it_waits_for(
         assert stopped.report["exit_code"] == wait.code
 
 
-def test_a_signal_in_any_moment_of_the_start_ends_it_with_0(site: Site) -> None:
-    """Once the handlers are there, a signal before the start is over leaves at once with 0."""
-    site.configure()
+def test_a_signal_in_any_moment_of_the_start_ends_it_with_0(workspace: Workspace) -> None:
+    """Once the handlers are installed, a signal during the start ends it at once with 0."""
+    workspace.configure()
     for turn in range(5):
-        daemon = site.start()
-        # As soon as the kernel knows of the handler: earlier than any line.
+        daemon = workspace.start()
+        # As soon as the kernel has the handler, which is before the first log line.
         wait_until(partial(_catches, daemon.pid, signal.SIGTERM), "the handler")
         stopped = daemon.stop((signal.SIGTERM, signal.SIGINT)[turn % 2])
         assert stopped.code == 0

@@ -1,4 +1,4 @@
-"""A daemon that no service manager has started: nothing is missed, and nothing is said of it."""
+"""A daemon without a service manager: it needs none, and does not log its absence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import signal
 
 import pytest
-from harness import Site
+from harness import Workspace
 
 pytestmark = pytest.mark.processes
 
-# What only ties to a manager, a journal or a bus would bring up.
+# Words that only integrations with a manager, a journal or D-Bus would log.
 WORDS = ("systemd", "notify", "watchdog", "d-bus", "dbus", "logind", "inhibit", "unit", "journald")
 ASKS = """
 import os, sys
@@ -32,33 +32,35 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "JO
 
 
 def test_without_systemd_all_of_it_is_silently_off(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no manager is, a daemon runs, reloads and stops without one word about it."""
+    """Without a manager the daemon runs, reloads and stops, and logs nothing about it."""
     for name in (*VARIABLES, "INVOCATION_ID"):
         monkeypatch.delenv(name, raising=False)
-    site.plugin("asks", ASKS)
-    site.configure(reconciler="asks:Asks")
-    site.declare("a", kind="Ask")
-    daemon = site.started()
+    workspace.plugin("asks", ASKS)
+    workspace.configure(reconciler="asks:Asks")
+    workspace.declare("a", kind="Ask")
+    daemon = workspace.started()
     assert daemon.wait_for("asks.loaded")["found"] == []
     daemon.send(signal.SIGHUP)
     daemon.wait_for("reload.done")
     assert daemon.stop().code == 0
-    lines = [json.dumps(line).replace(str(site.root), "SITE") for line in daemon.lines]
+    lines = [json.dumps(line).replace(str(workspace.root), "SITE") for line in daemon.lines]
     said = [line.lower() for line in lines]
     assert [line for line in said if any(word in line for word in WORDS)] == []
     assert daemon.other == []
 
 
-def test_a_manager_that_is_not_there_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that nobody listens to, and a watchdog that is meant for others, change nothing."""
-    monkeypatch.setenv("NOTIFY_SOCKET", str(site.root / "nobody"))
+def test_a_manager_that_does_not_listen_is_ignored(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket without a listener, and the watchdog of another process, change nothing."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(workspace.root / "no-listener"))
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    site.configure()
-    site.declare("a")
-    daemon = site.started()
+    workspace.configure()
+    workspace.declare("a")
+    daemon = workspace.started()
     assert daemon.stop().code == 0
     assert [line for line in daemon.lines if line["level"] in ("error", "critical")] == []
     assert daemon.other == []

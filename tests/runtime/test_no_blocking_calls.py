@@ -173,7 +173,7 @@ def sync(path: Path) -> None:
         lambda path: path.replace(path.with_name("b")),
         Path.unlink,
         lambda path: os.close(os.open(path, os.O_WRONLY)),
-        lambda path: sqlite3.connect(path.with_name("c")),
+        lambda path: sqlite3.connect(path.with_name("c")).close(),
     ],
 )
 def test_the_guard_finds_a_blocking_call(

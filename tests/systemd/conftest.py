@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a real systemd manager: a box a worker, a fresh service a test."""
+"""Fixtures of the tests with a real systemd: a container per worker, a fresh service per test."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are not packages; here is the one place that makes this one's modules importable.
+# Test directories are not packages: this makes the modules of this one importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
 import program
-from box import Box, Missing, booted
+from container import Container, Missing, booted
 from installed import Service, install
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder needs real processes."""
+    """Mark all tests of this directory."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.processes)
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def binds() -> list[str]:
-    """What a box has to be given for the program to be there."""
+    """The bind mounts that put the program into a container."""
     try:
         return program.binds()
     except Missing as missing:
@@ -34,10 +34,10 @@ def binds() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def box(tmp_path_factory: pytest.TempPathFactory, binds: list[str]) -> Iterator[Box]:
-    """The manager that all tests of one worker share; the service is installed in it."""
+def container(tmp_path_factory: pytest.TempPathFactory, binds: list[str]) -> Iterator[Container]:
+    """The container that all tests of a worker share, with the service installed."""
     try:
-        with booted(tmp_path_factory.mktemp("box"), *binds) as made:
+        with booted(tmp_path_factory.mktemp("container"), *binds) as made:
             install(made)
             yield made
     except Missing as missing:
@@ -45,11 +45,11 @@ def box(tmp_path_factory: pytest.TempPathFactory, binds: list[str]) -> Iterator[
 
 
 @pytest.fixture
-def own_box(tmp_path: Path, binds: list[str]) -> Iterator[Box]:
-    """A box for one test alone, which may power it off or break its services."""
+def own_container(tmp_path: Path, binds: list[str]) -> Iterator[Container]:
+    """A container of one test, which may power it off or break its services."""
     try:
         with booted(
-            tmp_path / "box", *binds, kernel=["systemd.journald.forward_to_console=1"]
+            tmp_path / "container", *binds, kernel=["systemd.journald.forward_to_console=1"]
         ) as made:
             install(made)
             yield made
@@ -58,9 +58,9 @@ def own_box(tmp_path: Path, binds: list[str]) -> Iterator[Box]:
 
 
 @pytest.fixture
-def service(box: Box) -> Iterator[Service]:
-    """reconciled.service as freshly installed; stopped and cleaned up afterwards."""
-    made = Service(box)
+def service(container: Container) -> Iterator[Service]:
+    """reconciled.service as freshly installed; stopped afterwards."""
+    made = Service(container)
     made.clean()
     yield made
-    made.clean()
+    made.end()

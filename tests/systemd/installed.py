@@ -1,7 +1,7 @@
-"""The service as installed in a box: its unit, its files, and what the journal says of it.
+"""The service as installed in a container: its unit, its files and its journal entries.
 
-The unit is the shipped one; a test changes by drop-ins only what it is about. In between, the
-guest is as after an installation: no state, no configuration, no drop-ins, nothing failed.
+The unit is the shipped one; the drop-ins of a test change only what the test is about. Between
+tests the guest is as after an installation: no state, configuration, drop-ins or failed units.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 import attrs
 import yaml
-from box import LOOK, Box
+from container import POLL, Container
 
 UNIT = "reconciled.service"
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 PROBE = Path(__file__).resolve().parents[1] / "processes/probe.py"
 ETC, STATE = "/etc/reconciled", "/var/lib/reconciled"
-PATIENCE = 15.0
-# Short enough for tests; each may say otherwise.
+PATIENCE = 30.0
+# Short enough for tests, which may override it.
 STOP = {"drain": "500ms", "critical": "6s", "cleanup": "500ms"}
 
 
@@ -43,25 +43,25 @@ class Entry:
 
 
 def wait_until(seen: Callable[[], object], what: str, within: float = PATIENCE) -> None:
-    """Look until *seen* is true. Fails, naming *what* was waited for."""
+    """Poll until *seen* is true. Fails, naming *what* was waited for."""
     give_up = time.monotonic() + within
     while not seen():
         assert time.monotonic() < give_up, f"{what}: not seen within {within:g} s"
-        time.sleep(LOOK)  # between two looks; nobody relies on how long it takes
+        time.sleep(POLL)  # the interval of the poll; no result depends on it
 
 
-def install(box: Box) -> None:
-    """Make in *box* what an installation makes, once."""
+def install(container: Container) -> None:
+    """Install units and configuration files in *container*, once."""
     for unit in sorted(UNITS.iterdir()):
         if unit.suffix in (".service", ".target", ".socket"):
-            box.write(f"/etc/systemd/system/{unit.name}", unit.read_text())
-    link = box.root / "usr/local/bin/reconciled"
+            container.write(f"/etc/systemd/system/{unit.name}", unit.read_text())
+    link = container.root / "usr/local/bin/reconciled"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to("/opt/reconciled/bin/reconciled")
-    box.write("/usr/lib/sysusers.d/reconciled.conf", _shipped("reconciled.sysusers.conf"))
-    box.run("systemd-sysusers", "/usr/lib/sysusers.d/reconciled.conf")
-    box.write("/usr/lib/tmpfiles.d/reconciled.conf", _shipped("reconciled.tmpfiles.conf"))
+    container.write("/usr/lib/sysusers.d/reconciled.conf", _shipped("reconciled.sysusers.conf"))
+    container.run("systemd-sysusers", "/usr/lib/sysusers.d/reconciled.conf")
+    container.write("/usr/lib/tmpfiles.d/reconciled.conf", _shipped("reconciled.tmpfiles.conf"))
 
 
 def _shipped(name: str) -> str:
@@ -70,38 +70,42 @@ def _shipped(name: str) -> str:
 
 @attrs.define(eq=False)
 class Service:
-    """One unit in a box, reconciled.service unless named otherwise."""
+    """One unit in a container, reconciled.service unless named otherwise."""
 
-    box: Box
+    container: Container
     unit: str = UNIT
     cursor: str = attrs.field(default="", init=False)
 
-    def clean(self) -> None:
-        """As after an installation."""
+    def end(self) -> None:
+        """Stop it, and kill whatever is left of it."""
         self.systemctl("stop", self.unit, check=False)
         self.systemctl("kill", "--signal=KILL", self.unit, check=False)
-        for place in (STATE, ETC, "/run/reconciled", "/var/cache/reconciled", self.dropins):
+
+    def clean(self) -> None:
+        """End it, and restore the state after an installation."""
+        self.end()
+        for path in (STATE, ETC, "/run/reconciled", "/var/cache/reconciled", self.dropins):
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self.box.root / place.lstrip("/"))
+                shutil.rmtree(self.container.root / path.lstrip("/"))
         self.systemctl("daemon-reload")
         self.systemctl("reset-failed", self.unit, check=False)
-        self.box.run("systemd-tmpfiles", "--create", "/usr/lib/tmpfiles.d/reconciled.conf")
+        self.container.run("systemd-tmpfiles", "--create", "/usr/lib/tmpfiles.d/reconciled.conf")
         shutil.copy(PROBE, self._made("plugins/probe.py"))
-        # An entry of ours, so that the one at the cursor is never one of the unit's.
-        self.box.run("logger", "--tag=tests", "a test begins")
-        self.box.run("journalctl", "--sync")
-        shown = self.box.run("journalctl", "-n", "0", "--show-cursor", "--quiet").stdout
+        # An entry of the tests, so that the one at the cursor is never one of the unit.
+        self.container.run("logger", "--tag=tests", "a test begins")
+        self.container.run("journalctl", "--sync")
+        shown = self.container.run("journalctl", "-n", "0", "--show-cursor", "--quiet").stdout
         self.cursor = shown.partition("cursor: ")[2].strip()
 
     # -- its files ---------------------------------------------------------------
 
     @property
     def dropins(self) -> str:
-        """Where its drop-ins are."""
+        """The directory of its drop-ins."""
         return f"/etc/systemd/system/{self.unit}.d"
 
     def _made(self, name: str) -> Path:
-        path = self.box.root / ETC.lstrip("/") / name
+        path = self.container.root / ETC.lstrip("/") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -152,7 +156,7 @@ class Service:
 
     def drop_in(self, text: str, name: str = "50-test.conf") -> None:
         """Write a drop-in of the unit, and have the manager read it."""
-        self.box.write(f"{self.dropins}/{name}", text)
+        self.container.write(f"{self.dropins}/{name}", text)
         self.systemctl("daemon-reload")
 
     # -- the manager ---------------------------------------------------------------
@@ -161,10 +165,10 @@ class Service:
         self, *words: str, check: bool = True, within: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
         """Run systemctl to its end."""
-        return self.box.run("systemctl", *words, check=check, within=within)
+        return self.container.run("systemctl", *words, check=check, within=within)
 
     def start(self, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """``systemctl start``; back when the manager says so."""
+        """``systemctl start``, waiting for the job."""
         done = self.systemctl("start", self.unit, check=False)
         assert not check or done.returncode == 0, f"{done.stderr}\n{self.text()}"
         return done
@@ -183,7 +187,7 @@ class Service:
 
     def begin(self, verb: str) -> subprocess.Popen[str]:
         """``systemctl VERB`` of the unit, not waited for."""
-        return self.box.begin("systemctl", verb, self.unit)
+        return self.container.begin("systemctl", verb, self.unit)
 
     def kill(self, signal: str) -> None:
         """Send *signal* to the daemon alone."""
@@ -206,16 +210,18 @@ class Service:
             within,
         )
 
-    # -- what it says --------------------------------------------------------------
+    # -- the journal --------------------------------------------------------------
 
     def journal(self, *words: str) -> str:
-        """What journalctl shows of the unit since the test began."""
-        # Not --after-cursor: with a filter it swallows the first entry that fits.
+        """The output of journalctl for the unit since the test began."""
+        # Not --after-cursor: with a filter it omits the first matching entry.
         after = (f"--cursor={self.cursor}",) if self.cursor else ()
-        return self.box.run("journalctl", "--no-pager", *after, "-u", self.unit, *words).stdout
+        return self.container.run(
+            "journalctl", "--no-pager", *after, "-u", self.unit, *words
+        ).stdout
 
     def text(self) -> str:
-        """The same as a person reads it, for the message of a failure."""
+        """The same in readable form, for the message of a failure."""
         return self.journal("-o", "short-precise")
 
     def entries(self) -> list[Entry]:
@@ -229,29 +235,31 @@ class Service:
     def wait_for(
         self, event: str, *, nth: int = 1, within: float = PATIENCE, **fields: Any
     ) -> Entry:
-        """The line number *nth* with this event and these fields, as soon as it is there."""
+        """Wait for line number *nth* with this event and these fields, and return it."""
         give_up = time.monotonic() + within
         while len(found := self.all(event, **fields)) < nth:
             told = f"{event} {fields} not seen within {within:g} s"
             assert time.monotonic() < give_up, f"{told}:\n{self.text()}"
-            time.sleep(LOOK)  # between two looks; nobody relies on how long it takes
+            time.sleep(POLL)  # the interval of the poll; no result depends on it
         return found[nth - 1]
 
     def processes(self) -> list[int]:
-        """Who is in the unit's control group, by the guest's numbers; none where it has gone."""
+        """The processes in the unit's control group, by the guest's numbers."""
         group = self.property("ControlGroup")
-        files = (self.box.root / f"sys/fs/cgroup{group}").rglob("cgroup.procs") if group else ()
+        files = (
+            (self.container.root / f"sys/fs/cgroup{group}").rglob("cgroup.procs") if group else ()
+        )
         found = []
         for file in files:
             with contextlib.suppress(OSError):
-                listed = self.box.read(str(file.relative_to(self.box.root)))
+                listed = self.container.read(str(file.relative_to(self.container.root)))
                 found += [int(word) for word in listed.split()]
         return found
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
     message = fields.get("MESSAGE") or ""
-    if not isinstance(message, str):  # bytes that are no text, or several values
+    if not isinstance(message, str):  # bytes that are not text, or several values
         message = bytes(each for each in message if isinstance(each, int)).decode(errors="replace")
     native = {
         name.removeprefix("RECONCILED_").lower(): str(value)

@@ -1,7 +1,7 @@
-"""The program as an installed service has it: an environment below /opt, the checkout's own code.
+"""The program as an installed service has it: an environment in /opt with the checkout's code.
 
-It is put together by the Python of the tests for the Python of the guest, so that a guest needs
-nothing but an interpreter. Kept in ``.box`` of the checkout for as long as the lock is the same.
+The Python of the tests builds it for the Python of the guest, so that a guest needs only an
+interpreter. ``.container`` in the checkout keeps it until the lock file changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from box import ROOT, Missing
+from container import ROOT, Missing
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOCK = CHECKOUT / "requirements/run.txt"
@@ -32,21 +32,21 @@ def guest_python() -> str:
         version = python.name.removeprefix("python")
         if version.replace(".", "").isdecimal() and int(version.partition(".")[2]) >= 11:
             return version
-    raise Missing(f"there is no Python 3.11 or later in {ROOT}/usr/bin (package python3)")
+    raise Missing(f"{ROOT}/usr/bin has no Python 3.11 or later (package python3)")
 
 
 def binds() -> list[str]:
-    """What a box has to be given, to have the program at /opt/reconciled. Raises Missing."""
+    """The bind mounts that put the program at /opt/reconciled of a guest. Raises Missing."""
     version = guest_python()
     key = hashlib.sha256(LOCK.read_bytes() + version.encode()).hexdigest()[:16]
-    opt = CHECKOUT / f".box/{key}"
+    opt = CHECKOUT / f".container/{key}"
     opt.parent.mkdir(exist_ok=True)
     with (opt.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (opt / "made").exists():
             _make(opt / "reconciled", version)
             (opt / "made").touch()
-        # The guest cannot write these: without them each of its starts would compile everything.
+        # The guest cannot write byte code: each of its starts would compile everything.
         _run("-m", "compileall", "-q", str(CHECKOUT / "reconciled"))
     packages = f"{HOME}/lib/python{version}/site-packages"
     return [
@@ -73,7 +73,7 @@ def _make(home: Path, version: str) -> None:
     wheels = [f"--python-version={version}", "--only-binary=:all:", "--require-hashes"]
     _run(*pip, *wheels, "--no-deps", "-r", str(LOCK))
     _run(*pip, "--no-deps", "--no-build-isolation", str(CHECKOUT))
-    # What a checkout was compiled to by another umask is not readable for a service's user.
+    # Byte code that was compiled under another umask is unreadable for the service's user.
     for path in (home.parent, *home.parent.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from box import Box
+from container import Container
 from installed import STATE, Service
 
 UNFIT = """\
@@ -38,9 +38,9 @@ def told(service: Service) -> dict[str, str]:
     return {entry.fields["directive"]: entry.fields["reason"] for entry in found}
 
 
-def checked(box: Box, *arguments: str, code: int = 0) -> dict[str, Any]:
+def checked(container: Container, *arguments: str, code: int = 0) -> dict[str, Any]:
     """What ``check --json`` says inside, as root from a shell."""
-    ran = box.run("reconciled", "check", "--json", *arguments, check=False)
+    ran = container.run("reconciled", "check", "--json", *arguments, check=False)
     assert ran.returncode == code, ran.stdout + ran.stderr
     data: dict[str, Any] = json.loads(ran.stdout)
     return data
@@ -63,30 +63,30 @@ def test_what_does_not_fit_is_named(service: Service) -> None:
     assert misfit.fields["file"] == f"{service.dropins}/60-stop-budget.conf"
     assert misfit.fields["content"] == "[Service]\nTimeoutStopSec=6min\n"
     assert misfit.fields["command"] == "systemctl daemon-reload"
-    short = service.box.run("reconciled", "budget", check=False)
+    short = service.container.run("reconciled", "budget", check=False)
     assert short.returncode == 1
     assert "10s  TimeoutStopSec= of reconciled.service: the budget does not fit" in short.stdout
 
 
 def test_what_check_says_to_paste_puts_it_right(service: Service) -> None:
     """Before the first start check names the same; with its lines in a shell, nothing is left."""
-    box = service.box
+    container = service.container
     service.configure(LONG, state=STATE)
     service.drop_in(UNFIT)
     try:
-        check = box.run("reconciled", "check")
+        check = container.run("reconciled", "check")
         warnings = check.stderr.splitlines()
         assert len(warnings) == len(NAMED)
         assert all(any(part in line for line in warnings) for part in NAMED.values())
         _, _, paste = check.stdout.partition("for a root shell:\n")
-        box.run("sh", "-e", text=paste.rpartition("\n\n")[0])
-        assert directives(checked(box, "--strict")) == set()
+        container.run("sh", "-e", text=paste.rpartition("\n\n")[0])
+        assert directives(checked(container, "--strict")) == set()
         service.start()
         service.wait_for("unit.ok", unit=service.unit)
         assert told(service) == {}
     finally:
-        (box.root / LOGIND.lstrip("/")).unlink(missing_ok=True)
-        box.run("systemctl", "restart", "systemd-logind")
+        (container.root / LOGIND.lstrip("/")).unlink(missing_ok=True)
+        container.run("systemctl", "restart", "systemd-logind")
 
 
 def test_strict_refuses_before_anything_begins(service: Service) -> None:
@@ -99,7 +99,7 @@ def test_strict_refuses_before_anything_begins(service: Service) -> None:
     refused = service.wait_for("daemon.refused")
     assert "--strict" in refused.fields["reason"]
     assert told(service)["TimeoutStopSec"].endswith("set 6min, or lower stop.critical")
-    assert not (service.box.root / STATE.lstrip("/") / "store").exists()
+    assert not (service.container.root / STATE.lstrip("/") / "store").exists()
     service.drop_in(STRICT)
     service.start()
     service.wait_for("daemon.starting")
@@ -116,17 +116,17 @@ def test_a_reload_that_asks_for_more_is_measured_again(service: Service) -> None
     assert "below the stop budget of 10m8s" in misfit.fields["reason"]
 
 
-def test_without_a_bus_nothing_is_said(own_box: Box) -> None:
+def test_without_a_bus_nothing_is_said(own_container: Container) -> None:
     """No bus: the daemon starts and says nothing; root's check still reads by systemctl."""
-    service = Service(own_box)
+    service = Service(own_container)
     service.clean()
     service.configure(LONG, state=STATE, log={"level": "debug"})
     service.drop_in("[Service]\nTimeoutStopSec=10s\n")
-    own_box.run("systemctl", "stop", "dbus.socket", "dbus.service")
+    own_container.run("systemctl", "stop", "dbus.socket", "dbus.service")
     service.start()
     service.wait_for("unit.unavailable")
     assert told(service) == {}
-    data = checked(own_box)
+    data = checked(own_container)
     assert data["unit"]["read"] == "systemctl"
     # Without the bus nobody can ask logind.
     assert directives(data) == {"TimeoutStopSec"}
@@ -134,7 +134,7 @@ def test_without_a_bus_nothing_is_said(own_box: Box) -> None:
 
 def test_what_is_in_the_way_of_files_and_sockets_is_named(service: Service) -> None:
     """A file out of the sandbox's reach, and a socket that goes with a stop, are told by check."""
-    box = service.box
+    container = service.container
     files = {"f": {"reconciler": "file", "watch": [{"directory": "resources"}]}}
     service.configure(state=STATE, controllers=files)
     for name, path in {"a": "/etc/motd", "b": "/root/y", "c": f"{STATE}/z"}.items():
@@ -142,15 +142,15 @@ def test_what_is_in_the_way_of_files_and_sockets_is_named(service: Service) -> N
     place = "/etc/systemd/system/reconciled.socket.d"
     try:
         listen = "ListenStream=\nListenStream=/run/reconciled/activated.sock\nSocketUser=root\n"
-        box.write(f"{place}/50-test.conf", f"[Socket]\n{listen}")
-        box.run("systemctl", "daemon-reload")
-        box.run("systemctl", "start", "reconciled.socket")
-        data = checked(box)
+        container.write(f"{place}/50-test.conf", f"[Socket]\n{listen}")
+        container.run("systemctl", "daemon-reload")
+        container.run("systemctl", "start", "reconciled.socket")
+        data = checked(container)
     finally:
-        box.run("systemctl", "stop", "reconciled.socket")
-        (box.root / place.lstrip("/") / "50-test.conf").unlink()
-        (box.root / place.lstrip("/")).rmdir()
-        box.run("systemctl", "daemon-reload")
+        container.run("systemctl", "stop", "reconciled.socket")
+        (container.root / place.lstrip("/") / "50-test.conf").unlink()
+        (container.root / place.lstrip("/")).rmdir()
+        container.run("systemctl", "daemon-reload")
     motd, home = [each for each in data["warnings"] if "cannot be written" in each]
     assert "ProtectSystem=strict prevents reconciled.service from writing /etc/motd" in motd
     assert "add ReadWritePaths=/etc in a drop-in" in motd

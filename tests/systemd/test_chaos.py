@@ -3,7 +3,7 @@
     CHAOS_SEED=123 pytest tests/systemd/test_chaos.py      the same choices again
     CHAOS_EVENTS=40 pytest tests/systemd/test_chaos.py     longer, by hand
 
-The programs are tests/systemd/chaos_actor.py, which tell a ledger what they do.
+The programs are tests/systemd/chaos_program.py, which tell a ledger what they do.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import attrs
 import pytest
-from box import Box
-from installed import ETC, LOOK, STATE, Service, wait_until
+from container import Container
+from installed import ETC, POLL, STATE, Service, wait_until
 
 SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
 EVENTS = int(os.environ.get("CHAOS_EVENTS", "10"))
-ACTOR = Path(__file__).parent / "chaos_actor.py"
+PROGRAM = Path(__file__).parent / "chaos_program.py"
 BUDGET = "20s"
 STOP = {"drain": "200ms", "critical": BUDGET, "cleanup": "1s"}
 SOON = "[Service]\nRestartSec=100ms\nLimitCORE=0\n"
@@ -72,7 +72,7 @@ class Chaos:
         seconds, words, spec = KEYS[key]
         self.versions[key] = self.versions.get(key, 0) + 1
         self.gone.discard(key)
-        program = [f"{ETC}/programs/actor", key]
+        program = [f"{ETC}/programs/chaos", key]
         apply = [*program, str(self.versions[key]), str(seconds), *words]
         remove = [*program, "gone", "0.1", *(word for word in words if word == "critical")]
         self.service.declare(key, apply=apply, remove=remove, **spec)
@@ -140,7 +140,7 @@ class Chaos:
         """Until the reaper runs, where there is something to reap."""
         give_up = time.monotonic() + 1
         while time.monotonic() < give_up and self.service.property("ControlPID") == "0":
-            time.sleep(LOOK)  # between two looks
+            time.sleep(POLL)  # between two looks
 
     def outside(self) -> None:
         """What else is started anew around it."""
@@ -155,7 +155,7 @@ class Chaos:
         self.told.append("reload with a mistake")
         self.service.file("conf.d/wrong.yaml", "stop: {drain: never}\n")
         self.systemctl("reload", self.service.unit)
-        (self.service.box.root / ETC.lstrip("/") / "conf.d/wrong.yaml").unlink()
+        (self.service.container.root / ETC.lstrip("/") / "conf.d/wrong.yaml").unlink()
 
     def __str__(self) -> str:
         return f"CHAOS_SEED={SEED} CHAOS_EVENTS={EVENTS}: {', '.join(self.told)}"
@@ -180,12 +180,12 @@ class Chaos:
 
     def operations(self) -> list[dict[str, object]]:
         """Those that are open or held."""
-        told = self.service.box.run("reconciled", "journal", "list", "--json").stdout
+        told = self.service.container.run("reconciled", "journal", "list", "--json").stdout
         return [each for each in json.loads(told) if each["state"] in ("open", "held")]
 
     def state(self, name: str) -> Path:
         """A file of the state directory, from outside."""
-        return self.service.box.root / STATE.lstrip("/") / name
+        return self.service.container.root / STATE.lstrip("/") / name
 
     def is_so(self, key: str) -> bool:
         """Whether what is declared of *key* is the case."""
@@ -213,19 +213,19 @@ class Chaos:
 
 
 @pytest.fixture
-def chaos(own_box: Box) -> Chaos:
-    """The service with all keys declared, in a box that only this test has."""
-    service = Service(own_box)
+def chaos(own_container: Container) -> Chaos:
+    """The service with all keys declared, in a container that only this test has."""
+    service = Service(own_container)
     service.clean()
-    program = own_box.root / ETC.lstrip("/") / "programs/actor"
+    program = own_container.root / ETC.lstrip("/") / "programs/chaos"
     program.parent.mkdir()
-    program.write_text("#!/opt/reconciled/bin/python3 -IS\n" + ACTOR.read_text())
+    program.write_text("#!/opt/reconciled/bin/python3 -IS\n" + PROGRAM.read_text())
     program.chmod(0o755)
     service.drop_in(SOON)
     # Restarted so often only here.
     for other in ("dbus", "systemd-journald", "systemd-logind"):
         place = f"/etc/systemd/system/{other}.service.d/often.conf"
-        own_box.write(place, "[Unit]\nStartLimitIntervalSec=0\n")
+        own_container.write(place, "[Unit]\nStartLimitIntervalSec=0\n")
     service.systemctl("daemon-reload")
     made = Chaos(service, random.Random(SEED))
     made.configure()
@@ -311,5 +311,5 @@ def wrong_in_unit(service: Service) -> list[str]:
     """What is left after the last stop."""
     shown = service.show("ActiveState", "Result", "ExecMainStatus")
     wrong = [] if shown["ActiveState"] == "inactive" else [f"after the stop: {shown}"]
-    group = service.box.root / f"sys/fs/cgroup/system.slice/{service.unit}"
+    group = service.container.root / f"sys/fs/cgroup/system.slice/{service.unit}"
     return wrong + ([f"left over: {service.processes()}"] if group.exists() else [])

@@ -22,7 +22,7 @@ DAEMON_DIES = "[Service]\nRestartSec=100ms\n"
 
 def state(service: Service, name: str) -> Path:
     """A file of the state directory, from outside."""
-    return service.box.root / STATE.lstrip("/") / name
+    return service.container.root / STATE.lstrip("/") / name
 
 
 def started(service: Service, apply: str, dropin: str = DAEMON_DIES, **spec: Any) -> None:
@@ -56,7 +56,7 @@ def wait_for_reaper(service: Service, text: str) -> None:
 
 def nothing_left(service: Service) -> bool:
     """Whether the unit's control group has gone, with everybody in it."""
-    return not (service.box.root / f"sys/fs/cgroup/system.slice/{service.unit}").exists()
+    return not (service.container.root / f"sys/fs/cgroup/system.slice/{service.unit}").exists()
 
 
 # -- a stop ----------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_orphans_are_reaped(service: Service) -> None:
     started(service, "for i in $(seq 50); do (setsid sleep 0.2 &) ; done; touch running; exit 0")
     service.wait_for("reconcile.done", key="x/site")
     main = service.property("MainPID")
-    children = service.box.root / f"proc/{main}/task/{main}/children"
+    children = service.container.root / f"proc/{main}/task/{main}/children"
     wait_until(lambda: len(service.processes()) == 1, "the end of the orphans", within=3)
     wait_until(lambda: not children.read_text(), "no zombies", within=5)
 
@@ -197,7 +197,7 @@ def test_a_killed_reaper_leaves_adoption_to_the_next_start(service: Service) -> 
     wait_for_reaper(service, "apply of operation .* is critical")
     service.systemctl("kill", "--kill-who=control", "--signal=KILL", service.unit)
     adopted = service.wait_for("program.adopted", key="x/site")
-    assert (service.box.root / "proc" / adopted.fields["pid"]).is_dir()
+    assert (service.container.root / "proc" / adopted.fields["pid"]).is_dir()
     assert service.all("program.left_over") == []
     go(service)
     service.wait_for("recovery.done", key="x/site")

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 import yaml
-from box import Box
+from container import Container
 from installed import ETC, STATE, Service, wait_until
 
 VALUE = "tok-Q7x9-first-secret"
@@ -24,21 +24,21 @@ NOTES = 'echo "$N $(printf %s "$TOKEN" | sha256sum)" >>$STATE_DIRECTORY/noted'
 class Store:
     """``/etc/credstore`` of the guest, where relative names are looked for."""
 
-    box: Box
+    container: Container
 
     def put(self, name: str, value: str) -> None:
         """As an administrator does: for root alone."""
-        self.box.write(f"/etc/credstore/{name}", f"{value}\n", mode=0o600)
+        self.container.write(f"/etc/credstore/{name}", f"{value}\n", mode=0o600)
 
     def remove(self, name: str) -> None:
         """Take it away again."""
-        (self.box.root / "etc/credstore" / name).unlink(missing_ok=True)
+        (self.container.root / "etc/credstore" / name).unlink(missing_ok=True)
 
 
 @pytest.fixture
-def store(box: Box) -> Iterator[Store]:
+def store(container: Container) -> Iterator[Store]:
     """The store; empty afterwards."""
-    made = Store(box)
+    made = Store(container)
     yield made
     for name in ("reconciled.kubeconfig", "reconciled-test.token"):
         made.remove(name)
@@ -46,7 +46,7 @@ def store(box: Box) -> Iterator[Store]:
 
 def state(service: Service, name: str) -> Path:
     """A file of the state directory, from outside."""
-    return service.box.root / STATE.lstrip("/") / name
+    return service.container.root / STATE.lstrip("/") / name
 
 
 def noted(service: Service) -> list[str]:
@@ -63,7 +63,7 @@ def line(number: int, value: str) -> str:
 def holders(service: Service, value: str) -> list[str]:
     """The files of state, runtime and cache that hold *value*."""
     places = (STATE, "/run/reconciled", "/var/cache/reconciled")
-    found = service.box.run("grep", "-rlaF", "--devices=skip", value, *places, check=False)
+    found = service.container.run("grep", "-rlaF", "--devices=skip", value, *places, check=False)
     return found.stdout.splitlines()
 
 
@@ -81,11 +81,11 @@ def test_a_credential_reaches_its_program_and_nothing_else(service: Service, sto
     service.start()
     service.wait_for("reconcile.done", key="x/quiet")
     failed = service.wait_for("reconcile.failed", key="x/loud").fields["reason"]
-    said = service.box.run("reconciled", "journal", "list", "--json").stdout
+    said = service.container.run("reconciled", "journal", "list", "--json").stdout
     service.stop()
     assert noted(service) == [line(1, VALUE)]
     assert failed.endswith("loud ended with exit code 1: I have [redacted]")
-    journal = service.box.run("journalctl", "--no-pager", "-o", "export").stdout
+    journal = service.container.run("journalctl", "--no-pager", "-o", "export").stdout
     assert "I have [redacted]" in journal
     assert VALUE not in journal + said
     # What a program itself prints into its output file is its own affair.
@@ -151,7 +151,7 @@ def test_an_interrupted_operation_without_its_credential_is_held(
     service.restart()
     state(service, "go").touch()
     resolve = ("reconciled", "journal", "resolve", held["operation"], "--forward", "--why", "back")
-    service.box.run(*resolve)
+    service.container.run(*resolve)
     service.wait_for("recovery.done", key="x/site")
     assert noted(service) == [line(1, VALUE), line(1, NEXT)]
     service.stop()
@@ -181,7 +181,7 @@ touch $CONFIGURATION_DIRECTORY/x 2>/dev/null || echo refused >>where"""
         f"STATE_DIRECTORY={STATE}",
     ]
     assert state(service, "where").read_text().splitlines() == [STATE, "refused"]
-    told = service.box.run(
+    told = service.container.run(
         *("stat", "-c", "%n %U:%G %a", STATE, "/var/cache/reconciled", "/run/reconciled", ETC)
     ).stdout
     assert told.splitlines() == [
@@ -199,8 +199,8 @@ def split(service: Service) -> None:
     service.file("conf.d/p.yaml", yaml.safe_dump({"controllers": included}))
     manifest = {"kind": "Probe", "metadata": {"name": "a"}, "spec": {"do": "sleep", "seconds": 0}}
     service.file("probes/a.yaml", yaml.safe_dump(manifest))
-    service.box.run("chown", "-R", "root:reconciled", ETC)
-    service.box.run("chmod", "-R", "u=rwX,g=rX,o=", ETC)
+    service.container.run("chown", "-R", "root:reconciled", ETC)
+    service.container.run("chmod", "-R", "u=rwX,g=rX,o=", ETC)
 
 
 def test_a_configuration_that_its_group_alone_may_read(service: Service) -> None:
@@ -213,7 +213,7 @@ def test_a_configuration_that_its_group_alone_may_read(service: Service) -> None
 def test_an_included_directory_that_may_not_be_listed_is_refused(service: Service) -> None:
     """A conf.d that the service may not list is no empty one: the start is refused with 78."""
     split(service)
-    service.box.run("chmod", "700", f"{ETC}/conf.d")
+    service.container.run("chmod", "700", f"{ETC}/conf.d")
     service.start(check=False)
     service.wait_for_state("failed")
     assert service.property("ExecMainStatus") == "78"

@@ -1,7 +1,7 @@
 """A shutdown of the machine, with a real logind: what runs ends before anything is stopped.
 
-The lock, its loss, and a shutdown that is called off, are seen with boxes of their own: each test
-powers its machine off, or breaks services that others need.
+The inhibitor lock, its loss and a cancelled shutdown are tested in containers of their own: each
+test powers its machine off, or breaks services that others need.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from box import Box
+from container import Container
 from installed import Service, wait_until
 
 JSON = {"format": "json", "level": "info"}
-# Its stop stands for that of the network: nothing orders it before or after the daemon's.
+# A stand-in for the network: its stop is not ordered relative to that of the daemon.
 NETWORK = """\
 [Service]
 ExecStart=sleep infinity
@@ -27,15 +27,17 @@ ExecStop=echo the network has gone
 IMPOSSIBLE = "[Unit]\nRequires=nowhere-to-be-found.service\n"
 
 
-def listed(box: Box) -> list[str]:
+def listed(container: Container) -> list[str]:
     """Who delays a shutdown, by logind's word."""
-    told = box.run("systemd-inhibit", "--list", "--no-legend", "--no-pager", check=False).stdout
+    told = container.run(
+        "systemd-inhibit", "--list", "--no-legend", "--no-pager", check=False
+    ).stdout
     return [line.split()[0] for line in told.splitlines() if " shutdown " in line]
 
 
-def wait_for_lock(box: Box) -> None:
+def wait_for_lock(container: Container) -> None:
     """Until logind knows of the daemon's lock, and of one alone."""
-    wait_until(lambda: listed(box).count("reconciled") == 1, "the lock is listed")
+    wait_until(lambda: listed(container).count("reconciled") == 1, "the lock is listed")
 
 
 def lines_on(console: str) -> list[dict[str, Any]]:
@@ -59,30 +61,30 @@ def index_of(lines: list[dict[str, Any]], event: str, **fields: Any) -> int:
 
 
 @pytest.fixture
-def service(own_box: Box) -> Service:
-    """The service in a box that only this test has."""
-    made = Service(own_box)
+def service(own_container: Container) -> Service:
+    """The service in a container that only this test has."""
+    made = Service(own_container)
     made.clean()
     return made
 
 
 @contextmanager
-def other_lock(box: Box) -> Iterator[None]:
-    """Somebody else delays the shutdown too, until this is left."""
+def other_lock(container: Container) -> Iterator[None]:
+    """Another process delays the shutdown too, until this is left."""
     words = ["systemd-inhibit", "--what=shutdown", "--mode=delay", "--who=other", "cat"]
-    held = subprocess.Popen(box.command(*words), stdin=subprocess.PIPE)
+    held = subprocess.Popen(container.command(*words), stdin=subprocess.PIPE)
     try:
-        wait_until(lambda: "other" in listed(box), "the other lock is listed")
+        wait_until(lambda: "other" in listed(container), "the other lock is listed")
         yield
     finally:
         held.communicate(timeout=10)
 
 
-def patient(box: Box, seconds: int) -> None:
+def patient(container: Container, seconds: int) -> None:
     """Have logind wait so long for locks."""
     text = f"[Login]\nInhibitDelayMaxSec={seconds}s\n"
-    box.write("/etc/systemd/logind.conf.d/60-test.conf", text)
-    box.run("systemctl", "restart", "systemd-logind.service")
+    container.write("/etc/systemd/logind.conf.d/60-test.conf", text)
+    container.run("systemctl", "restart", "systemd-logind.service")
 
 
 def begin_run(service: Service, name: str, ends: str = "go", **spec: Any) -> None:
@@ -90,30 +92,30 @@ def begin_run(service: Service, name: str, ends: str = "go", **spec: Any) -> Non
     here = "$STATE_DIRECTORY"
     text = f"touch {here}/{name}; until [ -e {here}/{ends} ]; do sleep 0.1; done"
     service.declare(name, apply=[service.script(name, text)], **spec)
-    wait_until((service.box.root / f"var/lib/reconciled/{name}").exists, f"{name} runs")
+    wait_until((service.container.root / f"var/lib/reconciled/{name}").exists, f"{name} runs")
 
 
 def go(service: Service) -> None:
     """Let every such program end."""
-    service.box.write("/var/lib/reconciled/go", "")
+    service.container.write("/var/lib/reconciled/go", "")
 
 
 def test_17_what_runs_ends_before_anything_is_stopped(service: Service) -> None:
     """A power-off waits for an ordinary run, and then stops the network and an idle daemon."""
-    box = service.box
-    patient(box, 30)
-    box.write("/etc/systemd/system/network-like.service", NETWORK)
+    container = service.container
+    patient(container, 30)
+    container.write("/etc/systemd/system/network-like.service", NETWORK)
     service.configure({"drain": "15s", "critical": "20s", "cleanup": "500ms"}, log=JSON)
     service.start()
     service.systemctl("start", "network-like.service")
     begin_run(service, "slow")
-    wait_for_lock(box)
-    box.power_off()
+    wait_for_lock(container)
+    container.power_off()
     service.wait_for("shutdown.announced")
     service.declare("late", apply=["true"])
     go(service)
-    assert box.wait_off()
-    lines = lines_on(box.console)
+    assert container.wait_off()
+    lines = lines_on(container.console)
     order = [
         index_of(lines, "shutdown.announced", running=1),
         index_of(lines, "reconcile.done", key="x/slow"),
@@ -129,18 +131,18 @@ def test_17_what_runs_ends_before_anything_is_stopped(service: Service) -> None:
 
 def test_17_what_outlasts_the_lock_gets_the_stop(service: Service) -> None:
     """Longer than logind's patience: an ordinary run is interrupted, a critical one ends well."""
-    box = service.box
-    patient(box, 2)
+    container = service.container
+    patient(container, 2)
     service.configure({"drain": "1s", "critical": "20s", "cleanup": "500ms"}, log=JSON)
     service.start()
     begin_run(service, "ordinary", ends="never")
     begin_run(service, "upgrade", critical={"budget": "15s"})
-    wait_for_lock(box)
-    box.power_off()
+    wait_for_lock(container)
+    container.power_off()
     service.wait_for("reconcile.interrupted", key="x/ordinary")
     go(service)
-    assert box.wait_off()
-    lines = lines_on(box.console)
+    assert container.wait_off()
+    lines = lines_on(container.console)
     order = [
         index_of(lines, "shutdown.announced", running=2, wait_s=1.0),
         index_of(lines, "shutdown.overran", count=2),
@@ -154,27 +156,27 @@ def test_17_what_outlasts_the_lock_gets_the_stop(service: Service) -> None:
 
 def test_17_called_off(service: Service) -> None:
     """A shutdown that fails: meanwhile nothing begins, afterwards it does; the lock is back."""
-    box = service.box
-    patient(box, 30)
-    box.write("/etc/systemd/system/poweroff.target.d/test.conf", IMPOSSIBLE)
+    container = service.container
+    patient(container, 30)
+    container.write("/etc/systemd/system/poweroff.target.d/test.conf", IMPOSSIBLE)
     service.systemctl("daemon-reload")
     service.configure(log=JSON)
     service.start()
-    wait_for_lock(box)
-    with other_lock(box):
-        box.power_off()
+    wait_for_lock(container)
+    with other_lock(container):
+        container.power_off()
         service.wait_for("shutdown.drained")
-        assert listed(box) == ["other"]
+        assert listed(container) == ["other"]
         service.declare("late", apply=["true"])
         service.declare("bad", apply=1)
         service.wait_for("manifest.invalid")
         assert service.all("reconcile.done") == []
     service.wait_for("shutdown.cancelled")
     service.wait_for("reconcile.done", key="x/late")
-    wait_for_lock(box)
+    wait_for_lock(container)
     # A stop in a pause is a stop as always.
-    with other_lock(box):
-        box.power_off()
+    with other_lock(container):
+        container.power_off()
         service.wait_for("shutdown.announced", nth=2)
         service.stop()
     assert service.show("Result", "ActiveState") == {"Result": "success", "ActiveState": "inactive"}
@@ -182,36 +184,36 @@ def test_17_called_off(service: Service) -> None:
 
 def test_17_logind_forgets_a_shutdown(service: Service) -> None:
     """A logind that is killed in the midst of it comes anew and knows nothing: work goes on."""
-    box = service.box
-    patient(box, 30)
+    container = service.container
+    patient(container, 30)
     service.configure(log=JSON)
     service.start()
-    wait_for_lock(box)
-    with other_lock(box):
-        box.power_off()
+    wait_for_lock(container)
+    with other_lock(container):
+        container.power_off()
         service.wait_for("shutdown.drained")
         service.declare("late", apply=["true"])
         service.systemctl("kill", "--signal=KILL", "systemd-logind.service")
         service.wait_for("shutdown.cancelled")
         service.wait_for("reconcile.done", key="x/late")
-        wait_for_lock(box)
+        wait_for_lock(container)
 
 
 def test_18_logind_and_dbus_are_restarted(service: Service) -> None:
     """The lock survives a restart of logind, and is taken again after one of the bus."""
-    box = service.box
+    container = service.container
     service.configure(log=JSON)
     service.start()
-    wait_for_lock(box)
+    wait_for_lock(container)
     pid = service.property("MainPID")
     service.systemctl("restart", "systemd-logind.service")
-    wait_for_lock(box)
+    wait_for_lock(container)
     assert service.all("shutdown.lock_missing") == []
     service.systemctl("restart", "dbus.service")
     service.wait_for("shutdown.lock_missing", level="warning")
-    # From 257 on logind does not come back to a new bus by itself.
+    # From 257 on logind does not reconnect to a new bus.
     service.systemctl("restart", "systemd-logind.service")
-    wait_for_lock(box)
+    wait_for_lock(container)
     service.declare("works", apply=["true"])
     service.wait_for("reconcile.done", key="x/works")
     assert len(service.all("shutdown.lock_missing")) == 1
@@ -229,7 +231,7 @@ def test_18_logind_and_dbus_are_restarted(service: Service) -> None:
 )
 def test_18_without(service: Service, units: list[str], says: str) -> None:
     """Without polkit, logind or the bus: one warning that says what to do, and all else as ever."""
-    box = service.box
+    container = service.container
     service.systemctl("mask", "--runtime", "--now", *units)
     service.configure(log=JSON)
     service.start()
@@ -240,7 +242,7 @@ def test_18_without(service: Service, units: list[str], says: str) -> None:
     service.systemctl("unmask", "--runtime", *units)
     service.systemctl("start", *units)
     service.systemctl("restart", "systemd-logind.service")  # as above
-    wait_for_lock(box)
+    wait_for_lock(container)
     assert len(service.all("shutdown.lock_missing")) == 1
     service.stop()
     assert service.property("Result") == "success"
@@ -248,8 +250,10 @@ def test_18_without(service: Service, units: list[str], says: str) -> None:
 
 def test_18_polkit_is_not_installed(service: Service) -> None:
     """Without polkit on the machine: one warning that says to install it."""
-    box = service.box
-    activation = box.root / "usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service"
+    container = service.container
+    activation = (
+        container.root / "usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service"
+    )
     aside = activation.with_suffix(".aside")
     activation.rename(aside)
     service.systemctl("stop", "polkit.service")
@@ -260,5 +264,5 @@ def test_18_polkit_is_not_installed(service: Service) -> None:
     assert "install polkit" in told.fields["reason"]
     aside.rename(activation)
     service.systemctl("reload", "dbus.service")
-    wait_for_lock(box)
+    wait_for_lock(container)
     assert len(service.all("shutdown.lock_missing")) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from box import Box, Missing, booted
+from container import Container, Missing, booted
 from installed import Service, wait_until
 from program import CHECKOUT, LOCK, guest_python
 
@@ -27,13 +27,13 @@ SHOWN = CHECKOUT / "docs/systemd.md"
 
 @pytest.fixture(scope="module")
 def wheels() -> Path:
-    """What the lock names, for the guest's Python; fetched once, for a box has no network."""
+    """What the lock names, for the guest's Python; fetched once, for a container has no network."""
     try:
         version = guest_python()
     except Missing as missing:
         pytest.skip(str(missing))
     key = hashlib.sha256(LOCK.read_bytes() + version.encode()).hexdigest()[:16]
-    target = CHECKOUT / f".box/wheels-{key}"
+    target = CHECKOUT / f".container/wheels-{key}"
     target.parent.mkdir(exist_ok=True)
     with (target.parent / "wheels-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +47,7 @@ def wheels() -> Path:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Box]:
+def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Container]:
     """A machine that never had the program, no network, and a checkout that cannot be written."""
     # Of its own, for what somebody edits meanwhile would be another version.
     source = tmp_path_factory.mktemp("source")
@@ -66,12 +66,12 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[
         pytest.skip(str(missing))
 
 
-def there(machine: Box, path: str) -> bool:
+def there(machine: Container, path: str) -> bool:
     """Whether the guest has *path*; links are not followed, they lead outside of it."""
     return machine.run("test", "-L", path, "-o", "-e", path, check=False).returncode == 0
 
 
-def test_an_installation_from_its_first_day_to_its_last(machine: Box) -> None:
+def test_an_installation_from_its_first_day_to_its_last(machine: Container) -> None:
     """One command installs, again upgrades, another takes away; state and configuration stay."""
     service = Service(machine)
     configuration = "/etc/reconciled/reconciled.yaml"
@@ -109,7 +109,7 @@ def test_an_installation_from_its_first_day_to_its_last(machine: Box) -> None:
     machine.run("getent", "passwd", "reconciled")
 
 
-def test_a_directory_of_somebody_else_is_left_alone(machine: Box) -> None:
+def test_a_directory_of_somebody_else_is_left_alone(machine: Container) -> None:
     """The installer refuses a PREFIX that it did not make, and changes nothing."""
     machine.write("/srv/other/precious", "x")
     told = machine.run("env", "PREFIX=/srv/other", *INSTALLER[1:], "install", check=False)
@@ -123,38 +123,42 @@ def test_a_directory_of_somebody_else_is_left_alone(machine: Box) -> None:
 
 
 @pytest.fixture
-def instances(box: Box) -> Iterator[dict[str, Service]]:
+def instances(container: Container) -> Iterator[dict[str, Service]]:
     """Two daemons, configured as docs/systemd.md says, with a manifest each."""
-    made = {name: Service(box, f"reconciled@{name}.service") for name in NAMES}
+    made = {name: Service(container, f"reconciled@{name}.service") for name in NAMES}
     for name in NAMES:
         shown = re.findall(r"^(?:install|sed) .*-web.*$", SHOWN.read_text(), re.MULTILINE)
         assert len(shown) == 2
         for line in shown:
-            box.run("env", "-C", "/opt/checkout", "sh", "-c", line.replace("-web", f"-{name}"))
+            container.run(
+                "env", "-C", "/opt/checkout", "sh", "-c", line.replace("-web", f"-{name}")
+            )
         words = ["/bin/sh", "-c", f"echo {name} >> /var/lib/reconciled-{name}/applied"]
         manifest = {"kind": "Exec", "metadata": {"name": name}, "spec": {"apply": words}}
-        box.write(f"/etc/reconciled-{name}/resources/x.yaml", yaml.safe_dump(manifest))
-    box.run("systemctl", "daemon-reload")
+        container.write(f"/etc/reconciled-{name}/resources/x.yaml", yaml.safe_dump(manifest))
+    container.run("systemctl", "daemon-reload")
     yield made
-    box.run("systemctl", "disable", "--now", "reconciled.target", *(s.unit for s in made.values()))
+    container.run(
+        "systemctl", "disable", "--now", "reconciled.target", *(s.unit for s in made.values())
+    )
     for name in NAMES:
         for parent in ("etc", "var/lib", "var/cache"):
-            shutil.rmtree(box.root / parent / f"reconciled-{name}", ignore_errors=True)
+            shutil.rmtree(container.root / parent / f"reconciled-{name}", ignore_errors=True)
 
 
-def applied(box: Box, name: str) -> str:
+def applied(container: Container, name: str) -> str:
     """What the instance *name* has done."""
-    path = box.root / f"var/lib/reconciled-{name}/applied"
+    path = container.root / f"var/lib/reconciled-{name}/applied"
     return path.read_text() if path.exists() else ""
 
 
-def test_two_daemons_share_nothing(box: Box, instances: dict[str, Service]) -> None:
+def test_two_daemons_share_nothing(container: Container, instances: dict[str, Service]) -> None:
     """Each instance has a state, a configuration and a socket of its own, and does its own work."""
     for service in instances.values():
         service.start()
     for name in NAMES:
-        wait_until(lambda name=name: applied(box, name) == f"{name}\n", f"{name} applied")
-        assert (box.root / f"run/reconciled-{name}/control.sock").is_socket()
+        wait_until(lambda name=name: applied(container, name) == f"{name}\n", f"{name} applied")
+        assert (container.root / f"run/reconciled-{name}/control.sock").is_socket()
     web, mail = instances["web"], instances["mail"]
     before = mail.property("MainPID")
     web.reload()
@@ -164,23 +168,25 @@ def test_two_daemons_share_nothing(box: Box, instances: dict[str, Service]) -> N
     assert (mail.property("MainPID"), mail.property("NRestarts")) == (before, "0")
 
 
-def test_the_target_is_all_of_them(box: Box, instances: dict[str, Service]) -> None:
+def test_the_target_is_all_of_them(container: Container, instances: dict[str, Service]) -> None:
     """What is enabled starts with the machine, and ends and starts again with the target."""
     units = [service.unit for service in instances.values()]
-    box.run("systemctl", "enable", "reconciled.target", *units)
-    wanted = box.run("systemctl", "show", "--property=Wants", "--value", "multi-user.target").stdout
+    container.run("systemctl", "enable", "reconciled.target", *units)
+    wanted = container.run(
+        "systemctl", "show", "--property=Wants", "--value", "multi-user.target"
+    ).stdout
     assert "reconciled.target" in wanted.split()
-    # As near to a boot as a box comes: everything else goes, and the target comes up.
-    box.run("systemctl", "start", "reconciled.target")
+    # As near to a boot as a container comes: everything else goes, and the target comes up.
+    container.run("systemctl", "start", "reconciled.target")
     first = {service.unit: service.property("MainPID") for service in instances.values()}
     assert "0" not in first.values()
-    box.run("systemctl", "isolate", "box.target")
+    container.run("systemctl", "isolate", "container.target")
     for service in instances.values():
         service.wait_for_state("inactive")
         assert service.property("Result") == "success"
-    box.run("systemctl", "start", "reconciled.target")
+    container.run("systemctl", "start", "reconciled.target")
     for name, service in instances.items():
         assert service.property("ActiveState") == "active"
         # The state was kept: nothing is applied again.
         service.wait_for("daemon.ready", nth=2)
-        assert applied(box, name) == f"{name}\n"
+        assert applied(container, name) == f"{name}\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from box import Box
+from container import Container
 from installed import Service, wait_until
 
 CATALOG = Path(__file__).resolve().parents[2] / "systemd/reconciled.catalog"
@@ -67,7 +67,7 @@ def talker(service: Service) -> Service:
 def asked(service: Service, *words: str) -> str:
     """What journalctl shows of the run of the service; words are options, and fields to fit."""
     run = service.property("InvocationID")
-    return service.box.run("journalctl", f"_SYSTEMD_INVOCATION_ID={run}", *words).stdout
+    return service.container.run("journalctl", f"_SYSTEMD_INVOCATION_ID={run}", *words).stdout
 
 
 def fields_of(service: Service, *words: str) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def test_an_operation_can_be_looked_for(service: Service) -> None:
     service.wait_for("reconcile.failed", key="x/shop")
     told = fields_of(service, f"RECONCILED_OPERATION={begun}")
     assert {entry["RECONCILED_KEY"] for entry in told} == {"x/site"}
-    keys = service.box.run("journalctl", "-F", "RECONCILED_KEY").stdout.split()
+    keys = service.container.run("journalctl", "-F", "RECONCILED_KEY").stdout.split()
     assert {"x/site", "x/shop"} <= set(keys)
     bad = fields_of(service, "-p", "warning", "SYSLOG_IDENTIFIER=reconciled")
     assert {entry["PRIORITY"] for entry in bad} <= {"4", "3", "2"}
@@ -106,8 +106,10 @@ def test_an_operation_can_be_looked_for(service: Service) -> None:
 
 def test_the_catalog_explains_an_entry(service: Service) -> None:
     """``journalctl -x`` shows what happened, with the entry's own fields, and what to type."""
-    service.box.write("/usr/local/lib/systemd/catalog/reconciled.catalog", CATALOG.read_text())
-    service.box.run("journalctl", "--update-catalog")
+    service.container.write(
+        "/usr/local/lib/systemd/catalog/reconciled.catalog", CATALOG.read_text()
+    )
+    service.container.run("journalctl", "--update-catalog")
     service.configure()
     service.declare("slow", kind="Probe", do="critical", seconds=60.0, budget="300ms")
     service.start()
@@ -150,14 +152,14 @@ def test_three_megabytes_are_one_entry(talker: Service) -> None:
 
 
 @contextlib.contextmanager
-def standing_still(box: Box) -> Iterator[None]:
+def standing_still(container: Container) -> Iterator[None]:
     """The journal's process gets no processor."""
-    pid = box.run("systemctl", "show", "-P", "MainPID", "systemd-journald").stdout.strip()
-    box.run("kill", "-STOP", pid)
+    pid = container.run("systemctl", "show", "-P", "MainPID", "systemd-journald").stdout.strip()
+    container.run("kill", "-STOP", pid)
     try:
         yield
     finally:
-        box.run("kill", "-CONT", pid)
+        container.run("kill", "-CONT", pid)
 
 
 def test_a_journal_that_stands_still_holds_up_nothing(talker: Service) -> None:
@@ -166,9 +168,9 @@ def test_a_journal_that_stands_still_holds_up_nothing(talker: Service) -> None:
     talker.declare("all", kind="Talk", do="flood", beats=beats)
     talker.start()
     wait_for_quiet(talker)
-    with standing_still(talker.box):
-        talker.box.write(f"{beats}.go", "")
-        file = talker.box.root / beats.lstrip("/")
+    with standing_still(talker.container):
+        talker.container.write(f"{beats}.go", "")
+        file = talker.container.root / beats.lstrip("/")
         wait_until(file.exists, "the end of the flood")
         for _ in range(10):
             seen = file.read_text()
@@ -193,23 +195,25 @@ def test_what_a_journal_missed_to_the_end_is_told(talker: Service) -> None:
     wait_for_quiet(talker)
     # Of that process: a unit that was stopped has no run any more to ask about.
     of_run = ("-o", "json", "_TRANSPORT=stdout", f"_PID={talker.property('MainPID')}")
-    with standing_still(talker.box):
-        talker.box.write(f"{beats}.go", "")
-        wait_until((talker.box.root / beats.lstrip("/")).exists, "the end of the flood")
+    with standing_still(talker.container):
+        talker.container.write(f"{beats}.go", "")
+        wait_until((talker.container.root / beats.lstrip("/")).exists, "the end of the flood")
         talker.stop()
-    wait_until(lambda: talker.box.run("journalctl", *of_run).stdout, "a line on standard error")
-    told = json.loads(talker.box.run("journalctl", *of_run).stdout)
+    wait_until(
+        lambda: talker.container.run("journalctl", *of_run).stdout, "a line on standard error"
+    )
+    told = json.loads(talker.container.run("journalctl", *of_run).stdout)
     assert told["PRIORITY"] == "4"
     dropped = re.fullmatch(r"log.dropped \(count=(\d+)\)", told["MESSAGE"])
     assert dropped
-    report = json.loads(talker.box.read("/var/lib/reconciled/last-stop.json"))
+    report = json.loads(talker.container.read("/var/lib/reconciled/last-stop.json"))
     # The report was written before the last lines.
     assert 0 < report["log_lines_dropped"] <= int(dropped[1])
 
 
-def test_a_journal_that_was_stopped_gets_what_it_missed(own_box: Box) -> None:
+def test_a_journal_that_was_stopped_gets_what_it_missed(own_container: Container) -> None:
     """Journal and sockets are stopped and started: not a line of the time between is lost."""
-    service = Service(own_box)
+    service = Service(own_container)
     service.clean()
     service.configure()
     service.declare("one", apply=["true"])
@@ -217,12 +221,12 @@ def test_a_journal_that_was_stopped_gets_what_it_missed(own_box: Box) -> None:
     service.wait_for("reconcile.done", key="x/one")
     wait_for_quiet(service)
     units = [f"systemd-journald{each}" for each in (".socket", "-dev-log.socket", ".service")]
-    own_box.run("systemctl", "stop", *units, "systemd-journald-audit.socket", check=False)
-    states = own_box.run("systemctl", "is-active", *units, check=False).stdout.split()
+    own_container.run("systemctl", "stop", *units, "systemd-journald-audit.socket", check=False)
+    states = own_container.run("systemctl", "is-active", *units, check=False).stdout.split()
     assert set(states) == {"inactive"}
     service.declare("two", apply=[service.script("two", "touch $STATE_DIRECTORY/two")])
-    wait_until((own_box.root / "var/lib/reconciled/two").exists, "work without a journal")
-    own_box.run("systemctl", "start", *units)
+    wait_until((own_container.root / "var/lib/reconciled/two").exists, "work without a journal")
+    own_container.run("systemctl", "start", *units)
     service.wait_for("reconcile.done", key="x/two")
     service.stop()
     assert service.property("Result") == "success"
@@ -259,13 +263,13 @@ def test_a_bad_stop_can_be_read(service: Service) -> None:
     service.declare("mirror", apply=[service.script("leak", leak)])
     service.start()
     for name in ("hangs", "leaks"):
-        wait_until((service.box.root / f"var/lib/reconciled/{name}").exists, f"what {name}")
+        wait_until((service.container.root / f"var/lib/reconciled/{name}").exists, f"what {name}")
     wait_for_quiet(service)
     run = service.property("InvocationID")
     service.stop(check=False)
-    service.box.run("journalctl", "--sync")
+    service.container.run("journalctl", "--sync")
     of_run = (f"INVOCATION_ID={run}", "+", f"_SYSTEMD_INVOCATION_ID={run}")
-    shown = service.box.run("journalctl", *of_run).stdout
+    shown = service.container.run("journalctl", *of_run).stdout
     golden = GOLDEN.read_text().splitlines()
     told = normalised(shown)[-len(golden) :]
     # Their order is not all ours: the manager, the daemon and the kernel speak at once.

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from box import Box
+from container import Container
 from installed import STATE, Service, wait_until
 
 # Longer than any test lets a critical operation run.
@@ -38,9 +38,9 @@ def answers(service: Service) -> bool:
 
 
 @contextlib.contextmanager
-def held(box: Box) -> Iterator[None]:
+def held(container: Container) -> Iterator[None]:
     """The state directory is held by somebody else."""
-    with (box.root / STATE.lstrip("/") / "lock").open() as lock:
+    with (container.root / STATE.lstrip("/") / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -73,7 +73,7 @@ def test_start_waits_for_ready_and_has_its_time(service: Service) -> None:
     """``systemctl start`` is back when the daemon is ready, be it after TimeoutStartSec."""
     used(service)
     service.drop_in("[Service]\nTimeoutStartSec=3s\n")
-    with held(service.box):
+    with held(service.container):
         began = time.monotonic()
         starting = service.begin("start")
         wait_for_status(service, "starting: opening the journal")
@@ -108,7 +108,7 @@ def test_each_stage_has_its_status(service: Service) -> None:
     wait_for_status(service, "ready: 1 key, 1 running, 0 held")
     service.declare("y", kind="Probe", do="sleep", seconds=600)
     service.wait_for("probe.began", key="c/y")
-    configuration = service.box.read("/etc/reconciled/reconciled.yaml")
+    configuration = service.container.read("/etc/reconciled/reconciled.yaml")
     service.file("reconciled.yaml", "no: [such thing\n")
     assert service.reload(check=False).returncode != 0
     wait_for_status(service, "ready: 2 keys, 2 running, 0 held; the last reload failed")
@@ -144,7 +144,7 @@ def test_a_stop_that_the_manager_did_not_ask_for_has_its_time(service: Service) 
     """A stop by a signal from elsewhere is the manager's too, from STOPPING on, with its limit."""
     service.drop_in("[Service]\nTimeoutStopSec=1s\nRestart=no\n")
     holding(service, 4)
-    service.box.run("kill", "-TERM", service.property("MainPID"))
+    service.container.run("kill", "-TERM", service.property("MainPID"))
     service.wait_for_state("stop-sigterm")  # which is what STOPPING brings it into
     service.wait_for_state("inactive")
     assert service.all("probe.finished")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from box import Box, Missing
-from hybridbox import booted_with_limits
+from container import Container, Missing
+from hybrid_container import booted_with_limits
 from installed import STATE, STOP, Service, install, wait_until
 
 pytestmark = pytest.mark.optional
@@ -34,11 +34,11 @@ class HogReconciler(Reconciler[Hog]):
 
 @pytest.fixture(scope="module")
 def memory_box(
-    box: Box, tmp_path_factory: pytest.TempPathFactory, binds: list[str]
-) -> Iterator[Box]:
+    container: Container, tmp_path_factory: pytest.TempPathFactory, binds: list[str]
+) -> Iterator[Container]:
     """A manager that can limit memory: the usual one, where the machine lets it."""
-    if "memory" in box.run("cat", "/sys/fs/cgroup/cgroup.controllers").stdout.split():
-        yield box
+    if "memory" in container.run("cat", "/sys/fs/cgroup/cgroup.controllers").stdout.split():
+        yield container
         return
     try:
         with booted_with_limits(tmp_path_factory.mktemp("hybrid"), *binds) as made:
@@ -49,7 +49,7 @@ def memory_box(
 
 
 @pytest.fixture
-def limited(memory_box: Box) -> Iterator[Service]:
+def limited(memory_box: Container) -> Iterator[Service]:
     """The service in it, with 150 MB."""
     made = Service(memory_box)
     made.clean()
@@ -68,7 +68,7 @@ def test_a_program_out_of_memory_is_one_failed_operation(limited: Service) -> No
     limited.start()
     main = limited.property("MainPID")
     limited.wait_for("operation.held", key="x/hungry")
-    tries = (limited.box.root / STATE.lstrip("/") / "ate").read_text().count("\n")
+    tries = (limited.container.root / STATE.lstrip("/") / "ate").read_text().count("\n")
     assert tries == 1 + 3  # max_recoveries
     limited.declare("modest", apply=["true"])
     limited.wait_for("reconcile.done", key="x/modest")
@@ -92,7 +92,7 @@ def test_a_daemon_out_of_memory_leaves_its_critical_program_alone(limited: Servi
     work = f"{here}; until [ -e go ]; do sleep 0.02; done; touch done"
     limited.declare("site", apply=[limited.script("apply", work)], critical={"budget": "30s"})
     limited.start()
-    state = limited.box.root / STATE.lstrip("/")
+    state = limited.container.root / STATE.lstrip("/")
     wait_until((state / "running").exists, "the program")
     limited.declare("eats", kind="Hog")
     wait_until(lambda: limited.property("SubState") == "stop-post", "the reaper")

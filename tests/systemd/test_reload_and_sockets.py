@@ -61,11 +61,11 @@ def test_c13_a_rejected_reload_fails_with_its_message(service: Service) -> None:
     service.declare("after", apply=["true"])
     service.wait_for("reconcile.done", key="x/after")
     # An administrator gets the daemon's own word; anybody else gets nothing.
-    told = service.box.run("reconciled", "reload", check=False)
+    told = service.container.run("reconciled", "reload", check=False)
     assert told.returncode == 78
     assert problem in told.stderr
     other = ["setpriv", "--reuid=65534", "--clear-groups", "reconciled", "reload"]
-    assert problem not in service.box.run(*other, check=False).stderr
+    assert problem not in service.container.run(*other, check=False).stderr
     assert len(service.all("control.accepted")) == 2
 
 
@@ -82,7 +82,7 @@ def test_a_reload_during_a_start_waits_for_it(service: Service) -> None:
     assert ended(start) == 0
     assert service.all("reload.done") == []
     service.kill("KILL")
-    told = service.box.run("reconciled", "reload", check=False)
+    told = service.container.run("reconciled", "reload", check=False)
     assert (told.returncode, told.stderr) == (0, "")
     assert len(service.all("daemon.starting")) == 2
     assert len(service.all("reload.done")) == 1
@@ -99,7 +99,7 @@ def test_a_reload_during_a_drain_is_refused(service: Service) -> None:
     service.wait_for("probe.critical")
     stop = service.begin("stop")
     service.wait_for("stop.began")
-    told = service.box.run("reconciled", "reload", check=False)
+    told = service.container.run("reconciled", "reload", check=False)
     assert (told.returncode, told.stderr) == (1, "reconciled reload: stop in progress\n")
     assert service.reload(check=False).returncode != 0
     assert ended(stop) != 0  # "Job canceled"
@@ -116,11 +116,11 @@ def test_c13_a_storm_of_reloads(service: Service) -> None:
     service.start()
     pid = service.property("MainPID")
     storm = f"for i in $(seq 1000); do kill -HUP {pid}; done"
-    hups = service.box.begin("sh", "-c", storm)
+    hups = service.container.begin("sh", "-c", storm)
     commands = []
     for number in range(4):
         service.configure(controllers=controllers("a", f"b{number}"))
-        commands += [service.begin("reload"), service.box.begin("reconciled", "reload")]
+        commands += [service.begin("reload"), service.container.begin("reconciled", "reload")]
     service.configure(controllers=controllers("a", "last"))
     commands.append(service.begin("reload"))
     assert [ended(command) for command in [*commands, hups]] == [0] * 10
@@ -137,13 +137,14 @@ def test_c13_a_storm_of_reloads(service: Service) -> None:
 
 
 @contextlib.contextmanager
-def knocking(service: Service, *addresses: str) -> Iterator[dict[str, Any]]:
+def reconnecting(service: Service, *addresses: str) -> Iterator[dict[str, Any]]:
     """Somebody connects to *addresses* all the time; afterwards it says how that went."""
     program = service.file(
-        "programs/knocker.py", Path(__file__).with_name("knocker.py").read_text()
+        "programs/reconnecting_client.py",
+        Path(__file__).with_name("reconnecting_client.py").read_text(),
     )
     process = subprocess.Popen(
-        service.box.command(PYTHON, program, *addresses),
+        service.container.command(PYTHON, program, *addresses),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     found: dict[str, Any] = {}
@@ -163,21 +164,21 @@ def test_nobody_is_refused_over_a_restart_and_a_kill(service: Service) -> None:
     service.configure(http=HTTP)
     service.drop_in("[Service]\nRestartSec=100ms\n")
     service.start()
-    with knocking(service, f"unix:{CONTROL}", f"tcp:{PORT}") as found:
+    with reconnecting(service, f"unix:{CONTROL}", f"tcp:{PORT}") as found:
         service.restart()
         service.kill("KILL")
         service.wait_for("daemon.ready", nth=3)
-    for knocks in found.values():
-        assert knocks["refused"] == []
-        assert knocks["connected"] > 100
+    for connections in found.values():
+        assert connections["refused"] == []
+        assert connections["connected"] > 100
         # Of those that were taken in at the very end of a life some get no answer.
-        assert knocks["answered"] > 0.8 * knocks["connected"]
+        assert connections["answered"] > 0.8 * connections["connected"]
     kept = [entry.fields["kept"] for entry in service.all("listener.opened")]
     assert kept == ["false"] * 2 + ["true"] * 4
     assert service.property("NFileDescriptorStore") == "2"
     service.stop()
     assert service.property("NFileDescriptorStore") == "0"
-    assert service.box.run("reconciled", "reload", check=False).returncode == 69
+    assert service.container.run("reconciled", "reload", check=False).returncode == 69
 
 
 def test_a_listener_of_another_configuration_is_not_kept(service: Service) -> None:
@@ -202,13 +203,13 @@ def test_an_activated_socket_starts_the_daemon_and_refuses_nobody(service: Servi
     service.drop_in("[Service]\nRestartSec=100ms\n")
     service.systemctl("start", "reconciled.socket")
     try:
-        with knocking(service, f"unix:{ACTIVATED}") as found:
+        with reconnecting(service, f"unix:{ACTIVATED}") as found:
             service.wait_for("daemon.ready")
             service.restart()
             service.kill("KILL")
             service.wait_for("daemon.ready", nth=3)
     finally:
         service.systemctl("stop", "reconciled.socket")
-    (knocks,) = found.values()
-    assert knocks["refused"] == []
-    assert knocks["answered"] > 0.8 * knocks["connected"] > 80
+    (connections,) = found.values()
+    assert connections["refused"] == []
+    assert connections["answered"] > 0.8 * connections["connected"] > 80

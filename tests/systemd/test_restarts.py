@@ -66,11 +66,11 @@ def test_a_start_that_fails_is_tried_again(service: Service) -> None:
     service.drop_in(SOON)
     service.configure(LIMITS)
     # Somebody else's file where the store's directory belongs.
-    service.box.write(f"{STATE}/store", "")
+    service.container.write(f"{STATE}/store", "")
     assert service.start(check=False).returncode == 1
     restarted(service, 2)
     assert "status=1/FAILURE" in service.text()
-    (service.box.root / f"{STATE.lstrip('/')}/store").unlink()
+    (service.container.root / f"{STATE.lstrip('/')}/store").unlink()
     service.wait_for_state("active")
 
 
@@ -102,9 +102,9 @@ def test_a_state_that_another_holds_is_waited_for(service: Service) -> None:
     service.stop()
     holding = "touch /run/other-holds && sleep 60"
     words = ("systemd-run", "--quiet", "--collect", "--unit=other", "flock", f"{STATE}/lock")
-    service.box.run(*words, "sh", "-c", holding)
+    service.container.run(*words, "sh", "-c", holding)
     try:
-        wait_until((service.box.root / "run/other-holds").exists, "the lock of another")
+        wait_until((service.container.root / "run/other-holds").exists, "the lock of another")
         assert service.start(check=False).returncode == 1
         service.wait_for("daemon.locked")
         assert "status=75/TEMPFAIL" in service.text()
@@ -138,7 +138,7 @@ def test_what_a_restart_cannot_mend_is_not_restarted(service: Service, wrong: st
 
 def newer(service: Service) -> list[Path]:
     """What an installation adds for this manager."""
-    version = int(service.box.run("systemctl", "--version").stdout.split()[1])
+    version = int(service.container.run("systemctl", "--version").stdout.split()[1])
     paths = sorted(UNITS.glob("[0-9][0-9][0-9]-*.conf"))
     return [path for path in paths if int(path.name.partition("-")[0]) <= version]
 
@@ -207,7 +207,7 @@ def variant(service: Service) -> Service:
 
 def lines(service: Service, name: str) -> list[str]:
     """The lines of a file of the state directory."""
-    path = service.box.root / f"{STATE.lstrip('/')}/{name}"
+    path = service.container.root / f"{STATE.lstrip('/')}/{name}"
     return path.read_text().split() if path.exists() else []
 
 
@@ -215,7 +215,7 @@ def test_the_variant_waits_in_a_stop(variant: Service) -> None:
     """KillMode=mixed: a stop leaves a critical program alone until it is done."""
     stopping = variant.begin("stop")
     variant.wait_for("stop.began", critical=1)
-    variant.box.write(f"{STATE}/go", "")
+    variant.container.write(f"{STATE}/go", "")
     stopping.communicate(timeout=15)
     assert state(variant) == ("inactive", "success", "0")
     assert lines(variant, "done") == ["done"]
@@ -228,6 +228,6 @@ def test_the_variant_leaves_nobody_after_a_crash(variant: Service) -> None:
     wait_until(lambda: len(lines(variant, "begun")) == 2, "the second attempt")
     assert set(variant.processes()).isdisjoint(before)
     variant.wait_for("operation.found_open", key="x/site")
-    variant.box.write(f"{STATE}/go", "")
+    variant.container.write(f"{STATE}/go", "")
     wait_until(lambda: lines(variant, "done"), "the end")
     assert lines(variant, "done") == ["done"]

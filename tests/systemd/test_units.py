@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import Box
+from container import Container
 from installed import STATE, UNITS, Service, wait_until
 
 PROBE = (Path(__file__).parent / "sandbox_probe.py").read_text()
@@ -23,9 +23,9 @@ def variant(service: Service) -> Iterator[Service]:
     return service
 
 
-def version(box: Box) -> int:
+def version(container: Container) -> int:
     """The manager's version."""
-    told = re.search(r"systemd (\d+)", box.run("systemctl", "--version").stdout)
+    told = re.search(r"systemd (\d+)", container.run("systemctl", "--version").stdout)
     assert told is not None
     return int(told[1])
 
@@ -33,7 +33,7 @@ def version(box: Box) -> int:
 def exposure(service: Service) -> float:
     """The rating of the unit; fails above the threshold."""
     words = ("systemd-analyze", "security", "--no-pager", f"--threshold={RATED * 10:.0f}")
-    told = service.box.run(*words, service.unit)
+    told = service.container.run(*words, service.unit)
     rating = re.search(r"Overall exposure level.*: ([\d.]+)", told.stdout)
     assert rating is not None, told.stdout
     return float(rating[1])
@@ -48,7 +48,7 @@ def exposure(service: Service) -> float:
 )
 def test_the_manager_has_nothing_to_say(service: Service, unit: str) -> None:
     """``systemd-analyze verify`` finds no fault in a unit, and no key that it does not know."""
-    told = service.box.run("systemd-analyze", "verify", f"/etc/systemd/system/{unit}")
+    told = service.container.run("systemd-analyze", "verify", f"/etc/systemd/system/{unit}")
     assert (told.stdout, told.stderr) == ("", "")
 
 
@@ -56,16 +56,16 @@ def test_the_manager_has_nothing_to_say(service: Service, unit: str) -> None:
 def test_the_manager_takes_each_drop_in(service: Service, path: Path) -> None:
     """With each shipped drop-in the unit is as faultless as without."""
     service.drop_in(path.read_text(), path.name)
-    told = service.box.run("systemd-analyze", "verify", f"/etc/systemd/system/{service.unit}")
+    told = service.container.run("systemd-analyze", "verify", f"/etc/systemd/system/{service.unit}")
     assert (told.stdout, told.stderr) == ("", "")
 
 
 def test_newer_keys_are_known_to_newer_managers(service: Service) -> None:
     """A drop-in for newer managers is understood by every manager of its version or later."""
     for path in sorted(UNITS.glob("[0-9][0-9][0-9]-*.conf")):
-        if int(path.name.partition("-")[0]) <= version(service.box):
+        if int(path.name.partition("-")[0]) <= version(service.container):
             service.drop_in(path.read_text(), f"10-newer-{path.name}")
-    told = service.box.run("systemd-analyze", "verify", f"/etc/systemd/system/{service.unit}")
+    told = service.container.run("systemd-analyze", "verify", f"/etc/systemd/system/{service.unit}")
     assert (told.stdout, told.stderr) == ("", "")
 
 
@@ -106,7 +106,7 @@ def probe(service: Service) -> dict[str, str]:
     python = "/usr/bin/python3"
     service.declare("probe", apply=[python, "/etc/reconciled/programs/sandbox_probe.py", report])
     service.start()
-    path = service.box.root / report.lstrip("/")
+    path = service.container.root / report.lstrip("/")
     wait_until(path.exists, f"{report}\n{service.text()}")
     found = json.loads(path.read_text())
     assert isinstance(found, dict)
@@ -140,9 +140,9 @@ def test_a_drop_in_lets_it_change_the_host(service: Service) -> None:
         group="daemon",
     )
     service.start()
-    target = service.box.root / path.lstrip("/")
+    target = service.container.root / path.lstrip("/")
     wait_until(target.exists, f"{path}\n{service.text()}")
-    owner = service.box.run("stat", "--format=%U:%G %a", path).stdout.strip()
+    owner = service.container.run("stat", "--format=%U:%G %a", path).stdout.strip()
     assert owner == "reconciled:daemon 640"
     service.withdraw("host")
     wait_until(lambda: not target.exists(), f"{path} removed")

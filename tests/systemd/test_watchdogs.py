@@ -69,7 +69,7 @@ def test_a_busy_machine_is_no_hang(service: Service) -> None:
     first = service.property("MainPID")
     fed = int(service.property("WatchdogTimestampMonotonic"))
     spin = ("taskset", "-c", processor, "timeout", "7", "sh", "-c", "while :; do :; done")
-    for load in [service.box.begin(*spin) for _ in range(2)]:
+    for load in [service.container.begin(*spin) for _ in range(2)]:
         load.communicate()
     assert service.show("MainPID", "NRestarts", "ActiveState") == {
         "MainPID": first,

@@ -1,11 +1,11 @@
-"""A real systemd manager in a box: nspawn over a throw-away overlay of the machine's own root.
+"""A real systemd manager in a container: systemd-nspawn over an overlay of the machine's root.
 
-1. Nothing of the machine is changed. Mounts are private, processes are in one control group of
-   the box's own, and what the guest writes is gone with it.
-2. A box ends whatever happens: by a power-off, then by a kill of its control group.
+1. The machine is not changed. Mounts are private, all processes are in one control group of the
+   container, and what the guest writes is discarded.
+2. A container always ends: by a power-off, then by a kill of its control group.
 3. The guest has its own /run, process numbers, network (loopback alone) and journal.
 
-BOX_ROOT names another tree to boot, for other versions of systemd.
+CONTAINER_ROOT names another tree to boot, for other versions of systemd.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pathlib import Path
 
 import attrs
 
-ROOT = Path(os.environ.get("BOX_ROOT", "/"))
+ROOT = Path(os.environ.get("CONTAINER_ROOT", "/"))
 BOOT_TAKES = 20.0
 OFF_TAKES = 20.0
-LOOK = 0.02
-# Of the machine's own units, those that a box has no use for, or that cannot run in one.
+POLL = 0.02
+# Units of the machine that a container does not need, or that cannot run in one.
 MASKED = (
     *("systemd-timesyncd.service", "systemd-sysctl.service", "systemd-binfmt.service"),
     *("systemd-resolved.service", "apparmor.service", "dev-hugepages.mount"),
 )
-# sysinit.target and not basic.target: the machine's own timers and sockets stay off.
+# sysinit.target and not basic.target: the timers and sockets of the machine are not started.
 TARGET = """\
 [Unit]
-Description=test box
+Description=test container
 Requires=sysinit.target
 AllowIsolate=yes
 Wants=dbus.socket dbus.service systemd-logind.service
 After=sysinit.target dbus.socket dbus.service systemd-logind.service
 """
-# nspawn refuses "/" itself as its directory: it is bound to another place first. Its lock files
-# go to a tmpfs, and all of this is seen by nobody else.
+# nspawn refuses "/" as its directory, so it is bind-mounted elsewhere first. Its lock files go to
+# a tmpfs, and all of this is visible in its own mount namespace only.
 SETUP = """
 for group in $1; do echo $$ >"$group/cgroup.procs"; done
 mkdir -p /run/systemd/nspawn && mount -t tmpfs -o mode=755,size=1m tmpfs /run/systemd/nspawn
@@ -52,13 +52,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Missing(Exception):
-    """What this machine lacks for a box."""
+    """This machine lacks what a container needs."""
 
 
-def look_for_means() -> None:
-    """Raise Missing where no box can be made here."""
+def check_requirements() -> None:
+    """Raise Missing if no container can be made here."""
     if os.geteuid() != 0:
-        raise Missing("a systemd manager of one's own needs root")
+        raise Missing("a systemd manager in a container needs root")
     for program, package in {
         "systemd-nspawn": "systemd-container",
         "nsenter": "util-linux",
@@ -68,13 +68,13 @@ def look_for_means() -> None:
         if shutil.which(program) is None:
             raise Missing(f"{program} is missing (package {package})")
     if not any((ROOT / f"usr/bin/{name}").exists() for name in ("dbus-daemon", "dbus-broker")):
-        raise Missing(f"there is no message bus in {ROOT} (package dbus)")
+        raise Missing(f"{ROOT} has no message bus (package dbus)")
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
-        raise Missing("no mount namespace may be made here")
+        raise Missing("mount namespaces are not permitted here")
 
 
 @attrs.define(eq=False)
-class Box:
+class Container:
     """One manager with its guest. Made by booted().
 
     root is the guest's file system, for reading and writing from outside.
@@ -92,7 +92,7 @@ class Box:
 
     @property
     def console(self) -> str:
-        """What the guest has written to its console."""
+        """The output of the guest's console."""
         return (self.directory / "console.log").read_text(errors="replace")
 
     @property
@@ -101,7 +101,7 @@ class Box:
         return self.nspawn.poll() is None
 
     def command(self, *words: str, environment: Sequence[str] = ()) -> list[str]:
-        """What runs *words* as root inside, for whoever starts it by himself."""
+        """The command line that runs *words* as root inside."""
         inside = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
         plain = [f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "TERM=dumb"]
         plain += ["SYSTEMD_PAGER=", "SYSTEMD_COLORS=0", *environment]
@@ -139,7 +139,7 @@ class Box:
         return (self.root / path.lstrip("/")).read_text(errors="replace")
 
     def power_off(self) -> None:
-        """As an administrator does it; wait_off() waits."""
+        """``systemctl poweroff``; wait_off() waits for its end."""
         self.run("systemctl", "poweroff", check=False)
 
     def wait_off(self, within: float = OFF_TAKES) -> bool:
@@ -149,7 +149,7 @@ class Box:
         return not self.alive
 
     def close(self) -> None:
-        """Power it off; kill what is left."""
+        """Power it off, then kill the processes that are left."""
         if self.alive:
             self.run("systemctl", "poweroff", "--force", check=False)
             self.wait_off()
@@ -160,35 +160,35 @@ class Box:
 @contextlib.contextmanager
 def booted(
     directory: Path, *binds: str, kernel: Sequence[str] = (), network: bool = False
-) -> Iterator[Box]:
-    """A box whose files are kept in *directory*; off when left.
+) -> Iterator[Container]:
+    """A container whose files are kept in *directory*; off when left.
 
     binds    "SOURCE:TARGET", seen in the guest and not writable
     kernel   more arguments of its "kernel", as in systemd.journald.forward_to_console=1
     network  whether it shares the machine's network
 
-    Raises Missing where no box can be made.
+    Raises Missing where no container can be made.
     """
-    look_for_means()
-    name = f"box-{uuid.uuid4().hex[:12]}"
+    check_requirements()
+    name = f"container-{uuid.uuid4().hex[:12]}"
     (directory / "root").mkdir(parents=True, exist_ok=True)
-    (directory / "box.target").write_text(TARGET)
+    (directory / "container.target").write_text(TARGET)
     options = [f"--directory={directory}/root", "--volatile=overlay", f"--machine={name}"]
     options += ["--quiet", "--boot", "--register=no", "--keep-unit", "--notify-ready=no"]
     options += ["--console=read-only", "--link-journal=no", "--resolv-conf=off", "--timezone=off"]
     options += ["--setenv=SYSTEMD_LOG_TARGET=journal"]
-    options += [f"--bind-ro={directory}/box.target:/etc/systemd/system/box.target"]
+    options += [f"--bind-ro={directory}/container.target:/etc/systemd/system/container.target"]
     options += [f"--bind-ro={bind}" for bind in binds]
     options += [] if network else ["--private-network"]
-    arguments = ["systemd.unit=box.target", "systemd.show_status=0", "systemd.log_level=info"]
+    arguments = ["systemd.unit=container.target", "systemd.show_status=0", "systemd.log_level=info"]
     arguments += [f"systemd.mask={unit}" for unit in MASKED]
     groups, scope = _groups(name)
-    box = None
+    container = None
     try:
         with (directory / "console.log").open("wb") as console:
             nspawn = subprocess.Popen(
                 [
-                    # A test run that is killed takes its boxes along.
+                    # The containers of a test run that is killed are killed too.
                     *(*scope, "setpriv", "--pdeathsig", "KILL"),
                     *("unshare", "--mount", "--propagation", "private"),
                     *("bash", "-euc", SETUP, name, " ".join(map(str, groups))),
@@ -199,17 +199,17 @@ def booted(
                 stderr=console,
                 start_new_session=True,
             )
-        box = Box(directory, 0, nspawn, groups)
-        _wait_for_boot(box)
-        yield box
+        container = Container(directory, 0, nspawn, groups)
+        _wait_for_boot(container)
+        yield container
     finally:
-        if box is not None and box.leader:
-            box.close()
+        if container is not None and container.leader:
+            container.close()
         _end(groups)
 
 
 def _groups(name: str) -> tuple[list[Path], list[str]]:
-    """The box's control groups, and what has to start it where the machine runs systemd."""
+    """The container's control groups, and the command prefix where the machine runs systemd."""
     if Path("/run/systemd/system").is_dir():
         scope = ["systemd-run", "--quiet", "--scope", "--collect", f"--unit={name}"]
         return [], [*scope, "-p", "Delegate=yes"]
@@ -223,22 +223,22 @@ def _groups(name: str) -> tuple[list[Path], list[str]]:
         try:
             group.mkdir()
         except OSError as error:
-            raise Missing(f"no control group may be made here: {error}") from error
+            raise Missing(f"control groups cannot be made here: {error}") from error
     return groups, []
 
 
-def _wait_for_boot(box: Box) -> None:
+def _wait_for_boot(container: Container) -> None:
     until = time.monotonic() + BOOT_TAKES
-    while time.monotonic() < until and box.alive:
-        box.leader = box.leader or _leader_below(box.nspawn.pid)
-        if box.leader:
-            state = box.run("systemctl", "is-system-running", check=False).stdout.strip()
+    while time.monotonic() < until and container.alive:
+        container.leader = container.leader or _leader_below(container.nspawn.pid)
+        if container.leader:
+            state = container.run("systemctl", "is-system-running", check=False).stdout.strip()
             if state in ("running", "degraded"):
                 return
-        time.sleep(LOOK)  # between two looks; nobody relies on how long it takes
-    if "Failed to" in box.console and not box.leader:
-        raise Missing(f"systemd-nspawn cannot boot here: {box.console}")
-    raise AssertionError(f"no boot within {BOOT_TAKES:g} s: {box.console}")
+        time.sleep(POLL)  # the interval of the poll; no result depends on it
+    if "Failed to" in container.console and not container.leader:
+        raise Missing(f"systemd-nspawn cannot boot here: {container.console}")
+    raise AssertionError(f"no boot within {BOOT_TAKES:g} s: {container.console}")
 
 
 def _leader_below(top: int) -> int:
@@ -272,4 +272,4 @@ def _end(groups: Sequence[Path]) -> None:
                         inner.rmdir()
             with contextlib.suppress(OSError):
                 group.rmdir()
-            time.sleep(LOOK)  # the kernel needs a moment; nobody relies on how long it takes
+            time.sleep(POLL)  # the interval of the poll; no result depends on it

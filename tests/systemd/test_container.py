@@ -1,4 +1,4 @@
-"""The box itself: what the other tests here stand on."""
+"""The container itself: what the other tests here stand on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def test_the_service_runs_in_the_box_as_its_user(service: Service) -> None:
     service.drop_in("[Service]\nType=exec\n")
     service.start()
     service.wait_for("reconcile.done", key="x/who")
-    assert service.box.read("/var/lib/reconciled/who") == "reconciled\n"
+    assert service.container.read("/var/lib/reconciled/who") == "reconciled\n"
     service.stop()
     assert service.show("Result", "ActiveState") == {"Result": "success", "ActiveState": "inactive"}

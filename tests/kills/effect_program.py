@@ -1,11 +1,11 @@
-"""The program of the kill suite: ``actor.py ROOT NAME ACTION``, run by Exec and File keys.
+"""The program of the kill suite: ``effect_program.py ROOT NAME ACTION``, run by Exec and File keys.
 
-It has one effect, the file ROOT/values/NAME, and notes in ROOT/effects when it begins and when it
-has ended: whole lines, durable. It holds a lock while it is at work, and notes a clash where
-another one holds it: at most one actor a key.
+It has one effect, the file ROOT/values/NAME, and records in ROOT/effects when it begins and when
+it ends: whole lines, durable. It holds a lock while it works, and records a clash where another
+process holds it: a key has at most one program at a time.
 """
 
-# Without pathlib, which takes longer than everything else here: programs are started often.
+# Without pathlib, whose import takes longer than the rest of this program.
 # ruff: noqa: PTH104, PTH123
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ATTEMPT = os.environ.get("RECONCILED_ATTEMPT", "0")
 STEPS = ("one", "two", "three")
 
 
-def note(what: str) -> None:
-    """One line."""
+def record(what: str) -> None:
+    """Append one line to the record."""
     file = os.open(f"{ROOT}/effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     line = f"{what} {NAME} {ACTION} {OPERATION} {ATTEMPT} {WANT} {os.getpid()}\n"
     os.write(file, line.encode())
@@ -35,14 +35,14 @@ def note(what: str) -> None:
 
 
 def sync(directory: str) -> None:
-    """Make the names in it durable."""
+    """Make the names in *directory* durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     os.fsync(handle)
     os.close(handle)
 
 
 def value() -> str:
-    """What is there."""
+    """The present value; empty if there is none."""
     try:
         with open(VALUE) as file:
             return file.read()
@@ -62,15 +62,15 @@ def take_effect(text: str) -> None:
 
 
 def work() -> int:
-    """What apply, rollback and after do."""
-    time.sleep(0.02)  # so that a kill may come while it is at work; nobody waits for it
+    """The work of apply, rollback and after."""
+    time.sleep(0.02)  # so that a kill may come during the work; nothing depends on it
     if ACTION == "rollback":
         take_effect("rolled back")
     elif ACTION == "steps":
         reached = os.environ.get("RECONCILED_STEP", "")
         done = STEPS.index(reached) + 1 if reached in STEPS else 0
         for step in STEPS[done:]:
-            note(f"step:{step}")
+            record(f"step:{step}")
             if subprocess.run(["reconciled", "step", step], check=False).returncode:
                 return 1
         take_effect(WANT)
@@ -83,13 +83,13 @@ def work() -> int:
 
 
 def main() -> int:
-    """See the module."""
+    """Run ACTION; the exit code of the program."""
     if ACTION == "check":
         return 0 if value() == WANT else 1
     if ACTION == "recover":
         if value() == WANT:
             return 0
-        # Begun and not at its end: a power cut. Nobody knows, so a person has to look.
+        # Begun and not ended: a power cut. The result is unknown, so a person has to decide.
         with open(f"{ROOT}/effects", "a+") as effects:
             effects.seek(0)
             began = f"begin {NAME} apply {OPERATION} " in effects.read()
@@ -98,11 +98,11 @@ def main() -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        note("clash")
+        record("clash")
         return 1
-    note("begin")
+    record("begin")
     code = work()
-    note("end")
+    record("end")
     return code
 
 

@@ -1,8 +1,8 @@
-"""Runs in the guest: connects to addresses all the time, and tells how that went.
+"""Runs in the guest: connects to addresses again and again, and reports the results.
 
-Arguments: ``unix:PATH`` or ``tcp:PORT``. One connection each per 10 ms, without waiting for those
-before it: while nobody answers they queue up. At the end of standard input it gives those that are
-open a moment, and prints a JSON mapping: address → connected, answered, refused (the errors).
+Arguments: ``unix:PATH`` or ``tcp:PORT``. It opens one connection per address every 10 ms without
+waiting for earlier answers: while nothing accepts, they queue. At the end of standard input it
+waits for the open ones, and prints a JSON mapping: address → connected, answered, refused (errors).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 PACE = 0.01
 LAST_ANSWERS = 3.0
-# A verb that no daemon knows is answered, and has no effect.
-WORDS = {"unix": b'{"verb": "knock"}\n', "tcp": b"GET /livez HTTP/1.0\r\n\r\n"}
+# An unknown verb is answered and has no effect.
+WORDS = {"unix": b'{"verb": "connect"}\n', "tcp": b"GET /livez HTTP/1.0\r\n\r\n"}
 
 
-def knock(address: str) -> socket.socket:
-    """A new connection to *address* with a request on its way. Raises OSError."""
-    kind, _, place = address.partition(":")
+def connect(address: str) -> socket.socket:
+    """A new connection to *address* with its request sent. Raises OSError."""
+    kind, _, name = address.partition(":")
     client = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
     try:
         client.settimeout(0 if kind == "unix" else 1)
-        client.connect(place if kind == "unix" else ("127.0.0.1", int(place)))
+        client.connect(name if kind == "unix" else ("127.0.0.1", int(name)))
         client.sendall(WORDS[kind])
     except BaseException:
         client.close()
@@ -36,16 +36,16 @@ def knock(address: str) -> socket.socket:
 
 
 def main(addresses: list[str]) -> dict[str, dict[str, Any]]:
-    """Knock until standard input ends."""
+    """Connect until standard input ends; what happened to the connections of each address."""
     found = {each: {"connected": 0, "answered": 0, "refused": []} for each in addresses}
     with selectors.DefaultSelector() as waiting:
         waiting.register(sys.stdin, selectors.EVENT_READ)
-        told, until = False, time.monotonic() + 60
+        ending, until = False, time.monotonic() + 60
         while time.monotonic() < until:
-            if not told:
+            if not ending:
                 for each in addresses:
                     try:
-                        waiting.register(knock(each), selectors.EVENT_READ, each)
+                        waiting.register(connect(each), selectors.EVENT_READ, each)
                         found[each]["connected"] += 1
                     except OSError as error:
                         found[each]["refused"].append(str(error))
@@ -56,7 +56,7 @@ def main(addresses: list[str]) -> dict[str, dict[str, Any]]:
                 for key, _ in waiting.select(left):
                     waiting.unregister(key.fileobj)
                     if key.data is None:
-                        told, until = True, time.monotonic() + LAST_ANSWERS
+                        ending, until = True, time.monotonic() + LAST_ANSWERS
                         continue
                     with contextlib.suppress(OSError):
                         found[key.data]["answered"] += bool(key.fileobj.recv(4096))

@@ -1,8 +1,7 @@
-"""What the daemon of the kill suite looks after, and the rules that hold whenever it is killed.
+"""The keys of the daemon in the kill suite, and the rules that hold whenever it is killed.
 
-1. Each life of the daemon gets a new generation of the declared: there is new work beside what
-   has to be recovered.
-2. What happened is read from what the effects themselves left behind, never from the daemon.
+1. Each start gets a new generation of all manifests, so that there is new work besides recovery.
+2. What happened is read from the effects themselves, never from the daemon.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import Any
 
 import attrs
 import yaml
-from harness import POLL, Daemon, Limits, Site
+from harness import POLL, Daemon, Limits, Workspace
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "config/examples/release/plugins/release.py"
-# Converging takes some starts of programs, on a machine with other things to do.
+# Convergence takes several starts of programs, maybe on a busy machine.
 PATIENCE = 60.0
-# What only its policy may leave held: nothing can tell whether its program did what it should.
+# Keys that may end held: nothing can tell whether their program had its effect.
 MAY_BE_HELD = frozenset({"x/once", "x/plain"})
 PROGRAMS: dict[str, dict[str, Any]] = {
     "checked": {"check": True},
@@ -52,10 +51,10 @@ class Effect:
 
 
 @attrs.define(eq=False)
-class World:
-    """A site with keys of all kinds, and their effects."""
+class Scenario:
+    """A workspace with keys of all kinds, and the record of their effects."""
 
-    site: Site
+    workspace: Workspace
     generation: int = attrs.field(default=0, init=False)
     keys: frozenset[str] = attrs.field(factory=frozenset)
     may_be_held: frozenset[str] = MAY_BE_HELD
@@ -63,16 +62,16 @@ class World:
     def __attrs_post_init__(self) -> None:
         for name in ("values", "locks"):
             (self.root / name).mkdir()
-        for plugin in (EXAMPLE, HERE / "gate.py"):
-            self.site.plugin(plugin.stem, plugin.read_text())
+        for plugin in (EXAMPLE, HERE / "start_barrier.py"):
+            self.workspace.plugin(plugin.stem, plugin.read_text())
         for name in ("x", "b", "f", "r", "g"):
-            (self.site.resources / name).mkdir(mode=0o755)
+            (self.workspace.resources / name).mkdir(mode=0o755)
         self.configure()
 
     @property
     def root(self) -> Path:
-        """Where everything is."""
-        return self.site.root
+        """The directory of everything."""
+        return self.workspace.root
 
     def configure(self, **changes: Any) -> None:
         """Write the configuration; *changes* go to each controller."""
@@ -82,22 +81,22 @@ class World:
             "b": {"reconciler": "exec", "interrupted": "roll-back"},
             "f": {"reconciler": "file", "options": {"root": str(self.root)}},
             "r": {"reconciler": "release:ReleaseReconciler"},
-            "g": {"reconciler": "gate:GateReconciler"},
+            "g": {"reconciler": "start_barrier:BarrierReconciler"},
         }
         controllers = {
             name: each | fast | {"watch": [{"directory": f"resources/{name}"}]}
             for name, each in reconcilers.items()
         }
-        self.site.configure(Limits(drain=5, critical=60, cleanup=2), controllers=controllers)
+        self.workspace.configure(Limits(drain=5, critical=60, cleanup=2), controllers=controllers)
 
-    # -- what is declared --------------------------------------------------------
+    # -- manifests --------------------------------------------------------
 
     def want(self, name: str) -> str:
-        """What is desired of *name* now."""
+        """The desired value of *name* in this generation."""
         return f"{name}-{self.generation}"
 
     def declare(self) -> None:
-        """A new generation of everything."""
+        """Write a new generation of all manifests."""
         self.generation += 1
         for name, spec in PROGRAMS.items():
             self._declare("x", name, "Exec", self._program(name, **spec))
@@ -106,7 +105,7 @@ class World:
             "path": "page.txt",
             "content": self.want("page"),
             "mode": "0644",
-            "after": self._actor("page", "after"),
+            "after": self._program_of("page", "after"),
         }
         self._declare("f", "page", "File", page)
         release = {
@@ -121,42 +120,43 @@ class World:
         if self.keys and f"{controller}/{name}" not in self.keys:
             return
         manifest = {"kind": kind, "metadata": {"name": name}, "spec": spec}
-        path = self.site.resources / controller / f"{name}.yaml"
-        self.site.write(path, yaml.safe_dump(manifest))
+        path = self.workspace.resources / controller / f"{name}.yaml"
+        self.workspace.write(path, yaml.safe_dump(manifest))
 
-    def _actor(self, name: str, action: str) -> list[str]:
-        actor = str(HERE / "actor.py")
-        return [sys.executable, "-I", "-S", "-E", actor, str(self.root), name, action]
+    def _program_of(self, name: str, action: str) -> list[str]:
+        program = str(HERE / "effect_program.py")
+        return [sys.executable, "-I", "-S", "-E", program, str(self.root), name, action]
 
     def _program(self, name: str, apply: str = "apply", **spec: Any) -> dict[str, Any]:
         own = {
-            action: self._actor(name, action)
+            action: self._program_of(name, action)
             for action in ("check", "recover", "rollback")
             if spec.pop(action, False)
         }
-        told = {"environment": {"WANT": self.want(name)}}
-        return {"apply": self._actor(name, apply), **own, **spec, **told}
+        environment = {"environment": {"WANT": self.want(name)}}
+        return {"apply": self._program_of(name, apply), **own, **spec, **environment}
 
-    # -- lives ---------------------------------------------------------------------
+    # -- starts ---------------------------------------------------------------------
 
     def start_next_generation(self) -> Daemon:
         """Start the daemon with a new generation."""
         self.declare()
-        return self.site.start()
+        return self.workspace.start()
 
     def run_until_call(self, count: int) -> tuple[Daemon, str]:
-        """Start the daemon, have it killed at its system call number *count*; which one it was.
+        """Start the daemon with a new generation, and kill it at its system call number *count*.
 
-        Where it makes fewer, it is killed when everything is as desired.
+        Returns the daemon and that call. If it makes fewer calls, it is killed once everything
+        is as desired.
         """
         self.declare()
-        number = len(self.site.daemons)
-        gate, report = self.root / f"gate-{number}", self.root / f"calls-{number}"
-        os.mkfifo(gate)
-        daemon = self.site.start(wrapper=["env", f"KILLS_GATE={gate}"])
+        number = len(self.workspace.daemons)
+        barrier, report = self.root / f"barrier-{number}", self.root / f"calls-{number}"
+        os.mkfifo(barrier)
+        daemon = self.workspace.start(wrapper=["env", f"KILLS_BARRIER={barrier}"])
         tracer = subprocess.Popen(
             [sys.executable, "-I", "-S", str(HERE / "tracer.py"), str(daemon.pid), str(count),
-             str(report), str(gate)],
+             str(report), str(barrier)],
         )  # fmt: skip
         try:
             self.wait_for(daemon, lambda: not daemon.alive)
@@ -177,11 +177,11 @@ class World:
                 return
             assert time.monotonic() < give_up, f"not as desired: {missing}\n{daemon}"
             assert over() or daemon.alive, f"it ended\n{daemon}"
-            time.sleep(5 * POLL)  # between two looks
+            time.sleep(5 * POLL)  # the interval of the poll
 
     def missing(self, daemon: Daemon) -> dict[str, str]:
-        """Values that are not as desired, but for keys that may be, and are, held."""
-        # Held by this life, or found held: that is not said again.
+        """Values that are not as desired, except those of keys that may be held and are."""
+        # Held by this daemon, or found held at its start, which is not logged as a new hold.
         found_open = [line for line in daemon.all("operation.found_open") if line["held"]]
         lines = [*daemon.all("operation.held"), *found_open]
         held = {line["key"] for line in lines} & self.may_be_held
@@ -211,11 +211,11 @@ class World:
     # -- the rules -------------------------------------------------------------------
 
     def converge(self) -> None:
-        """One last start: everything becomes as desired, and every rule holds."""
-        daemon = self.site.start()
+        """Start once more: everything becomes as desired, and every rule holds."""
+        daemon = self.workspace.start()
         daemon.wait_for("daemon.ready", within=PATIENCE)
         self.wait_for(daemon)
-        # A stop waits for what is critical, and so for outcomes that are on their way.
+        # A stop waits for critical operations, and so for their outcomes.
         stopped = daemon.stop(within=PATIENCE)
         assert stopped.code == 0, f"{stopped}\n{daemon}"
         assert stopped.report["interrupted"] == [], daemon
@@ -223,11 +223,11 @@ class World:
         self.check()
 
     def check(self) -> None:
-        """What holds after a clean stop, whatever happened before."""
+        """The rules after a clean stop, whatever happened before."""
         self.check_effects()
         held = self._held()
         assert {each["key"] for each in held} <= self.may_be_held, held
-        planned = self.site.verb("plan", "--json")
+        planned = self.workspace.verb("plan", "--json")
         assert planned.returncode in (0, 1), planned.stderr
         changing = {each["key"] for each in yaml.safe_load(planned.stdout) if each["changes"]}
         assert changing <= {each["key"] for each in held}, planned.stdout
@@ -235,7 +235,7 @@ class World:
         assert left == []
 
     def _held(self) -> list[dict[str, Any]]:
-        listed = self.site.verb("journal", "list", "--json")
+        listed = self.workspace.verb("journal", "list", "--json")
         assert listed.returncode == 0, listed.stderr
         data = yaml.safe_load(listed.stdout)
         opened: list[dict[str, Any]] = [each for each in data if not each.get("ended")]
@@ -243,7 +243,7 @@ class World:
         return opened
 
     def check_effects(self) -> None:
-        """At most one actor a key, and nothing that runs once ran twice."""
+        """A key has at most one program at a time, and what runs once did not run twice."""
         effects = self.effects()
         assert [each for each in effects if each.what == "clash"] == []
         began = Counter(
@@ -253,12 +253,12 @@ class World:
         )
         assert [operation for operation, times in began.items() if times > 1] == []
         news = self.root / "news"
-        told = Counter(news.read_text().splitlines()) if news.exists() else Counter()
-        assert [line for line, times in told.items() if times > 1] == []
-        self.check_turns(effects)
+        lines = Counter(news.read_text().splitlines()) if news.exists() else Counter()
+        assert [line for line, times in lines.items() if times > 1] == []
+        self.check_order(effects)
 
-    def check_turns(self, effects: list[Effect]) -> None:
-        """Between a begin and its end nobody else acts on that key."""
+    def check_order(self, effects: list[Effect]) -> None:
+        """Between the begin and the end of a program no other acts on its key."""
         acting: dict[str, Effect] = {}
         for each in effects:
             if each.what == "begin":
@@ -267,10 +267,10 @@ class World:
                 assert acting[each.name].pid == each.pid, (acting[each.name], each)
 
 
-def world_in(root: Path) -> Iterator[World]:
-    """A world, and its end: for the fixture."""
-    site = Site(root)
+def scenario_in(root: Path) -> Iterator[Scenario]:
+    """A scenario that is closed at the end; for the fixture."""
+    workspace = Workspace(root)
     try:
-        yield World(site)
+        yield Scenario(workspace)
     finally:
-        site.close()
+        workspace.close()

@@ -1,7 +1,7 @@
-"""A program for an Exec, which tells a ledger what it does: who began, went on, ended, when.
+"""A program for an Exec, which records in a ledger when it begins, takes a step, and ends.
 
-``chaos_actor.py KEY VERSION SECONDS [critical] [steps]``, in a guest. Each line is durable
-before it goes on. No two of a key may live at once: each holds a lock for as long as it lives.
+``chaos_program.py KEY VERSION SECONDS [critical] [steps]``, in a guest. Each line is durable
+before it continues. A key may have one program at a time: each holds a lock while it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEPS = ("1", "2", "3")
 
 
 def main() -> int:
-    """Begin, work, and make what was declared so: ``keys/KEY`` holds VERSION, or has gone."""
+    """Begin, work, and apply the manifest: ``keys/KEY`` holds VERSION, or is removed."""
     key, version, seconds, *more = sys.argv[1:]
     state = Path(os.environ["STATE_DIRECTORY"])
     ledger = os.open(state / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -48,7 +48,7 @@ def main() -> int:
     for each in todo:
         until = time.monotonic() + float(seconds) / len(todo)
         while (left := until - time.monotonic()) > 0:
-            time.sleep(left)  # this is its work
+            time.sleep(left)  # the work
         if each != "0":
             done = subprocess.run(["reconciled", "step", each], check=False)
             if done.returncode:

@@ -1,8 +1,8 @@
-"""A box whose memory limits are real, on a machine that keeps its controllers in cgroup version 1.
+"""A container with memory limits, on a machine that has its controllers in cgroup version 1.
 
 systemd-nspawn gives its guest version 2 alone, where such a machine has no memory controller.
-This one gives it a subtree of every hierarchy, by unshare(1); else it is like any other box. It is
-weaker, with neither a filter of system calls nor a policy of devices, so nothing else uses it.
+This container gets a subtree of every hierarchy, by unshare(1). It is otherwise like the others,
+but has no system call filter and no device policy, so only the memory tests use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from box import MASKED, ROOT, TARGET, Box, Missing, _end, _wait_for_boot
+from container import MASKED, ROOT, TARGET, Container, Missing, _end, _wait_for_boot
 
 NEWEST = 255  # later versions of systemd refuse version 1
 MASKED_TOO = (
@@ -49,7 +49,7 @@ for name in $names; do
     mount -t cgroup -o "$option" cgroup "$R/sys/fs/cgroup/$name"
 done
 while IFS=: read -r from to; do mkdir -p "$R$to"; readonly_bind "$from" "$R$to"; done <<<"$binds"
-cp "$tree.target" "$R/etc/systemd/system/box.target"
+cp "$tree.target" "$R/etc/systemd/system/container.target"
 ip link set lo up 2>/dev/null || true
 mkdir "$R/run/host-root"; cd "$R"; pivot_root . run/host-root
 umount -l /run/host-root; rmdir /run/host-root
@@ -59,10 +59,10 @@ exec env -i container=unshare PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
 
 
 @contextlib.contextmanager
-def booted_with_limits(directory: Path, *binds: str) -> Iterator[Box]:
-    """A box as booted() gives it. Raises Missing where none can be made."""
-    _look_for_means()
-    name = f"box-{uuid.uuid4().hex[:12]}"
+def booted_with_limits(directory: Path, *binds: str) -> Iterator[Container]:
+    """A container as booted() makes it. Raises Missing if none can be made."""
+    _check_requirements()
+    name = f"container-{uuid.uuid4().hex[:12]}"
     tree = directory / "tree"
     tree.mkdir(parents=True)
     (directory / "tree.target").write_text(TARGET)
@@ -70,19 +70,19 @@ def booted_with_limits(directory: Path, *binds: str) -> Iterator[Box]:
     if "memory" not in hierarchies:
         raise Missing("this machine has no memory controller of either version")
     groups = [place / name for place in hierarchies.values()]
-    words = ["systemd.unit=box.target", "systemd.show_status=0", "systemd.log_target=journal"]
+    words = ["systemd.unit=container.target", "systemd.show_status=0", "systemd.log_target=journal"]
     words += [f"systemd.mask={unit}" for unit in (*MASKED, *MASKED_TOO)]
     named = " ".join(each for each in hierarchies if each)
     enter = ["unshare", "--mount", "--propagation", "private", "--uts", "--ipc", "--net"]
     enter += ["--cgroup", "--pid", "--fork", "--kill-child"]
     join = 'for group in $1; do echo $$ >"$group/cgroup.procs"; done; shift; exec "$@"'
-    box = None
+    container = None
     try:
         for group in groups:
             try:
                 group.mkdir()
             except OSError as error:
-                raise Missing(f"no control group may be made here: {error}") from error
+                raise Missing(f"control groups cannot be made here: {error}") from error
         with (directory / "console.log").open("wb") as console:
             top = subprocess.Popen(
                 [
@@ -92,18 +92,18 @@ def booted_with_limits(directory: Path, *binds: str) -> Iterator[Box]:
                 ],
                 stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
             )  # fmt: skip
-        box = Box(directory, 0, top, groups)
-        _wait_for_boot(box)
-        yield box
+        container = Container(directory, 0, top, groups)
+        _wait_for_boot(container)
+        yield container
     finally:
-        if box is not None and box.leader:
-            box.close()
+        if container is not None and container.leader:
+            container.close()
         _end(groups)
 
 
-def _look_for_means() -> None:
+def _check_requirements() -> None:
     if os.geteuid() != 0:
-        raise Missing("a systemd manager of one's own needs root")
+        raise Missing("a systemd manager in a container needs root")
     if Path("/run/systemd/system").is_dir():
         raise Missing("this machine runs systemd, which owns its control groups of version 1")
     if shutil.which("unshare") is None:
@@ -111,7 +111,7 @@ def _look_for_means() -> None:
     found = (ROOT / "usr/lib").glob("**/libsystemd-shared-*.so")
     versions = [int(match[1]) for each in found if (match := re.search(r"-(\d+)", each.name))]
     if not versions or max(versions) > NEWEST:
-        raise Missing(f"the systemd of {ROOT} knows control groups of version 2 alone")
+        raise Missing(f"the systemd of {ROOT} supports control groups of version 2 only")
 
 
 def _hierarchies() -> dict[str, Path]:
@@ -122,7 +122,7 @@ def _hierarchies() -> dict[str, Path]:
         number, names, path = line.split(":", 2)
         name = names.removeprefix("name=")
         place = mounted if number == "0" else Path("/sys/fs/cgroup") / name
-        # A group of cpuset takes nobody before it has been given processors.
+        # A group of cpuset accepts no process before it has processors.
         if name != "cpuset" and place.is_dir():
             found[name] = place / path.strip("/")
     return found
