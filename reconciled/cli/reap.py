@@ -61,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
     from reconciled.core.errors import StateLocked, StateRefused
     from reconciled.journal.state_lock import StateLock
-    from reconciled.programs.reaper import Reaper
+    from reconciled.programs.survivor_reaper import SurvivorReaper
 
     _act_as_owner(state)
     try:
@@ -71,7 +71,7 @@ def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
     except StateRefused as refused:
         return _refuse(INVALID, str(refused))
     try:
-        killed = Reaper(wait, term, _say, group, _Manager().report_waiting).reap(
+        killed = SurvivorReaper(wait, term, _say, group, _Manager().report_waiting).reap(
             state / "operations"
         )
     finally:

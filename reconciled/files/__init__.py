@@ -4,7 +4,7 @@
 how a file is exchanged.
 """
 
-from reconciled.files.contents import (
+from reconciled.files.async_files import (
     Comparison,
     FileRefused,
     Removed,

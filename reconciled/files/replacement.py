@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from reconciled.files.roots import FileRefused, Location
+from reconciled.files.path_resolution import FileRefused, Location
 
 NEW_MODE = 0o644  # of a file that did not exist: not the umask's, which differs between units
 ACL = "system.posix_acl_access"
@@ -163,8 +163,8 @@ class Replacement:
         refuse_irregular(self.location, old)
         if old is not None and old.st_nlink > 1:
             raise FileRefused(
-                f"{self.location.path} has {old.st_nlink} hard links: a replacement would leave "
-                f"the others behind; make it a file of its own first"
+                f"{self.location.path} has {old.st_nlink} hard links, and a replacement would"
+                " change one of them only: replace it by a copy with one link first"
             )
         with explain_errors(self.location, "write the new file"):
             handle = self._create()

@@ -20,8 +20,13 @@ from typing import Protocol
 import attrs
 import trio
 
-from reconciled.programs.kernel import is_child_subreaper
-from reconciled.programs.processes import Process, all_processes, descendants_of, find_process
+from reconciled.programs.processes import (
+    Process,
+    all_processes,
+    descendants_of,
+    find_process,
+    is_child_subreaper,
+)
 
 # Starting a program blocks a thread for 1-3 ms, of which most is the kernel's: more threads
 # than this do not start more programs.
@@ -232,11 +237,6 @@ class RemainingProcess:
 
     process: Process
     child: Child | None
-
-    @property
-    def escaped(self) -> bool:
-        """Whether it belongs to no program that we still own."""
-        return self.child is None
 
     def __str__(self) -> str:
         whose = "nobody's" if self.child is None else f"of {self.child.owner}"

@@ -17,11 +17,14 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.programs import supervision as supervision_module
 from reconciled.programs.children import DirectHandle, ProgramHandle, unblocked_signals
 from reconciled.programs.output import Output
 from reconciled.programs.small_parent import raise_oom_score
-from reconciled.programs.supervision import Supervision
+from reconciled.programs.supervision import (
+    Supervision,
+    encode_launch_request,
+    start_supervised,
+)
 
 _NOT_INHERITED = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY")
 _NOT_INHERITED_PREFIXES = ("WATCHDOG_", "LISTEN_")
@@ -52,10 +55,10 @@ class Launch:
         def run_parent(command: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
             return self._popen(command, output, None, _inherited_environment(), fds)
 
-        order = supervision_module.encode_launch_request(
+        request = encode_launch_request(
             supervision, self.arguments, self.environment, self.directory
         )
-        return supervision_module.start(supervision, order, run_parent, parents)
+        return start_supervised(supervision, request, run_parent, parents)
 
     def _popen(
         self,

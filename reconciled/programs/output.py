@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -21,9 +22,9 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.programs.kernel import punch_hole
-
 _BLOCK = 4096
+_KEEP_SIZE = 0x01  # linux/falloc.h
+_PUNCH_HOLE = 0x02
 
 _TAIL = 8192  # bytes read for the last lines
 _TAIL_LINES = 20
@@ -101,7 +102,7 @@ class Output:
         """
         end = (os.fstat(self._file).st_size - self.limit) // _BLOCK * _BLOCK
         try:
-            punch_hole(self._file, self._freed, end - self._freed)
+            _punch_hole(self._file, self._freed, end - self._freed)
         except OSError:
             # A file system without holes: what is written during the copy is lost, which is
             # better than a full disk.
@@ -130,6 +131,15 @@ class Output:
         if start > self._start:
             data = data[data.find(b"\n") + 1 :]  # begin with a whole line, if there is one
         return printable_tail(data, redact)
+
+
+def _punch_hole(file: int, offset: int, length: int) -> None:
+    """Give a part of *file* back to the file system: it reads as zeros, nothing moves."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if libc.fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _write_all(file: int, data: bytes) -> None:

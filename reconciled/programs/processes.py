@@ -1,8 +1,10 @@
-"""What the kernel tells about processes: one read of /proc at a time, no guessing.
+"""Processes as /proc shows them, and the kernel's rule which process adopts orphans.
 
-A pid alone names nobody for long: whoever keeps one keeps its start time beside it.
-Everything here is synchronous, has no effects, and treats a process that vanished while it
-was looked at as absent.
+1. The kernel reuses pids: code that keeps a pid keeps the start time beside it.
+2. Each function is synchronous. A process that ends while it is read counts as absent.
+
+``ctypes`` is imported only where it is used: it takes 5 ms, and ``reconciled reap`` needs /proc
+alone.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 _PROC = Path("/proc")
+_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_GET_CHILD_SUBREAPER = 37
 
 
 @attrs.frozen
@@ -95,3 +100,27 @@ def all_processes() -> Iterator[Process]:
             process = find_process(int(name))
             if process is not None:
                 yield process
+
+
+def set_child_subreaper() -> None:
+    """Make this process the new parent of orphans below it, in place of PID 1. Raises OSError."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def is_child_subreaper() -> bool:
+    """Whether this process becomes the parent of orphans below it. Raises OSError."""
+    if os.getpid() == 1:
+        return True
+    import ctypes
+
+    answer = ctypes.c_int()
+    _prctl(_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+    return bool(answer.value)
+
+
+def _prctl(option: int, argument: Any) -> None:
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -145,7 +145,7 @@ def _number(text: bytes) -> int | None:
     return None if text == b"null" else int(text)
 
 
-def start(
+def start_supervised(
     supervision: Supervision,
     launch_request: bytes,
     run_parent: Callable[[Sequence[str], tuple[int, int]], subprocess.Popen[bytes]],

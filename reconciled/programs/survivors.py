@@ -36,10 +36,9 @@ from reconciled.programs.program_records import (
     write_end,
 )
 
-FAST_POLL_INTERVAL = 0.05  # seconds between two looks where one process has to be waited for twice
+POLL_INTERVAL = 0.05  # seconds between two scans where no event reports the end of a process
 TERM_GRACE = 5.0  # seconds from SIGTERM to SIGKILL for an ordinary survivor
-KILL_TIMEOUT = 2.0  # seconds for the kernel, and for the small parent to take note
-POLL_INTERVAL = 0.5
+KILL_TIMEOUT = 2.0  # seconds for the kernel to end it and the small parent to record that
 _ESCALATION = ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_TIMEOUT))
 
 
@@ -99,7 +98,7 @@ class Survivor:
                 if self.remaining_members():
                     self.signal(number)
                 while self.remaining_members():  # noqa: ASYNC110 - no event comes from a stranger's child
-                    await trio.sleep(FAST_POLL_INTERVAL)
+                    await trio.sleep(POLL_INTERVAL)
                 return self.end
         return self.end
 
@@ -116,16 +115,6 @@ class Survivor:
                 return await self.wait()
         self.kill_parent()
         return self.end
-
-    def wait_until(self, deadline: float) -> bool:
-        """Wait, without trio, until it is over or *until* (monotonic); whether it is over."""
-        while self.alive:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            living = [each for each in (self._program, self._parent) if _is_alive(each)]
-            _poll(living[:1], min(left, POLL_INTERVAL if living else FAST_POLL_INTERVAL))
-        return True
 
     def signal(self, number: int) -> bool:
         """Send *number* to whoever is left of its group; False where certainly nobody is.
@@ -234,15 +223,11 @@ def _is_running(identity: Identity) -> bool:
 
 def _is_alive(descriptor: int) -> bool:
     """Whether the process of a pidfd has not ended; a zombie has."""
-    return descriptor >= 0 and not _poll([descriptor], 0)
-
-
-def _poll(descriptors: list[int], seconds: float) -> bool:
-    """Whether one of them became readable. Not select(), which knows 1024 descriptors."""
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    if descriptor < 0:
+        return False
+    poll = select.poll()  # select() refuses descriptors above 1023
+    poll.register(descriptor, select.POLLIN)
+    return not poll.poll(0)
 
 
 def has_operation_variable(process: Process, directory: Path) -> bool:

@@ -21,11 +21,11 @@ from operations import ID, end_all_of, start_host, wait_for
 from reconciled.cli import reap as cli
 from reconciled.cli.main import main
 from reconciled.journal.state_lock import StateLock
-from reconciled.programs import reaper
+from reconciled.programs import survivor_reaper
 from reconciled.programs.cgroup import members_of
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import ChildRecord, read_child, read_end
-from reconciled.programs.reaper import Reaper
+from reconciled.programs.survivor_reaper import SurvivorReaper
 from reconciled.runtime.daemon.startup import end_leftovers
 from reconciled.service.notify import Notifier
 
@@ -265,7 +265,7 @@ def test_it_says_at_once_whom_it_waits_for_now(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it says of whom it waits for is true as soon as somebody has gone, not seconds later."""
-    monkeypatch.setattr(reaper, "REPORT_INTERVAL", 600)
+    monkeypatch.setattr(survivor_reaper, "REPORT_INTERVAL", 600)
     left_behind(state, ENDS_ON_WORD, budget=10, name=ID + "A")
     left_behind(state, ENDS_ON_WORD, name=ID + "B")
     heard: list[str] = []
@@ -277,7 +277,7 @@ def test_it_says_at_once_whom_it_waits_for_now(
 
     said: list[str] = []
     # So long that the first report would hold beyond the budget.
-    assert not Reaper(600, 600, said.append, report=hear).reap(state / "operations")
+    assert not SurvivorReaper(600, 600, said.append, report=hear).reap(state / "operations")
     assert heard == [
         f"ends apply of operation {ID}B, and 1 more",
         f"waits for apply of operation {ID}A",
@@ -317,7 +317,7 @@ def test_strays_are_ended(state: Path) -> None:
     group = a_group(state, [stray.pid, os.getppid()])
     said: list[str] = []
     assert [process.pid for process in members_of(group)] == [stray.pid]
-    assert not Reaper(600, 30, said.append, group).reap(state / "operations")
+    assert not SurvivorReaper(600, 30, said.append, group).reap(state / "operations")
     assert stray.wait() == -signal.SIGTERM
     assert said == [f"sleep (pid {stray.pid}) gets SIGTERM"]
 
@@ -330,7 +330,7 @@ def test_a_critical_program_has_no_strays(state: Path) -> None:
     record = child_of(directory)
     group = a_group(state, [member, record.program.pid, record.parent.pid])
     said: list[str] = []
-    assert Reaper(600, 30, said.append, group).reap(state / "operations")
+    assert SurvivorReaper(600, 30, said.append, group).reap(state / "operations")
     assert [line.rpartition(" gets ")[::2] for line in said[1:]] == [
         (f"apply of operation {ID}", "SIGTERM"),
         (f"sleep (pid {member})", "SIGTERM"),
@@ -357,7 +357,7 @@ def test_a_helper_that_went_its_own_way_is_no_stray(state: Path) -> None:
         (state / "go").touch()
 
     group = a_group(state, [helping, record.program.pid, record.parent.pid])
-    assert not Reaper(600, 30, said.append, group, hear).reap(state / "operations")
+    assert not SurvivorReaper(600, 30, said.append, group, hear).reap(state / "operations")
     assert said[-1] == f"sleep (pid {helping}) gets SIGTERM"
 
 

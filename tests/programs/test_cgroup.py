@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from reconciled.programs import cgroup
-from reconciled.programs.cgroup import cgroup_of_control_process, cgroup_of_main_process, pids_in
+from reconciled.programs.cgroup import (
+    cgroup_of_control_process,
+    cgroup_of_main_process,
+    hidden_in,
+    is_hidden,
+    pids_in,
+)
+from reconciled.programs.processes import Process, find_process
 
 MINE = {"SYSTEMD_EXEC_PID": str(os.getpid())}
 AFTER = {"SERVICE_RESULT": "success"}
@@ -96,3 +104,32 @@ def test_numbers_are_those_of_the_whole_group(kernel: Path) -> None:
     (group / "main/cgroup.procs").write_text("6\n")
     assert pids_in(group) == [4, 5, 6]
     assert pids_in(kernel / "tree/none.service") == []
+
+
+@pytest.mark.processes
+def test_what_cannot_be_seen_is_told_from_what_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that the sandbox hides is neither seen nor gone; one that has just ended is gone."""
+    group = tmp_path
+    monkeypatch.setattr(cgroup, "own_cgroup", lambda: group)
+    hides, ends, other = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
+
+    def look(pid: int) -> Process | None:
+        if pid == ends.pid:
+            ends.kill()
+            ends.wait()
+        return None if pid == hides.pid else find_process(pid)
+
+    monkeypatch.setattr(cgroup, "find_process", look)
+    everybody = [each.pid for each in (hides, ends, other)]
+    try:
+        (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in everybody))
+        assert hidden_in(group) == [hides.pid]
+        assert [is_hidden(pid) for pid in everybody] == [True, False, False]
+        (group / "cgroup.procs").write_text(f"{other.pid}\n")
+        assert not is_hidden(hides.pid)
+    finally:
+        for process in (hides, ends, other):
+            process.kill()
+            process.wait()

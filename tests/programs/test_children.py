@@ -1,4 +1,4 @@
-"""Rules of reconciled.programs.children and reconciled.programs.orphans, with real processes."""
+"""Rules of programs.children and programs.orphan_reaper, with real processes."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ async def test_left_names_escapees(tmp_path: Path) -> None:
         nursery.start_soon(run, name="reconcile site/x")
         await until(lambda: sum(p.name == "sleep" for p in descendants_of(os.getpid())) == 2)
         left = current_children().remaining()
-        escaped = [one for one in left if one.escaped]
+        escaped = [one for one in left if one.child is None]
         assert [str(one) for one in escaped] == [f"sleep (pid {escaped[0].process.pid}), nobody's"]
-        owned = sorted(str(one).split(" (")[0] for one in left if not one.escaped)
+        owned = sorted(str(one).split(" (")[0] for one in left if one.child is not None)
         assert owned == ["sh", "sleep"]
         os.kill(escaped[0].process.pid, signal.SIGKILL)
         nursery.cancel_scope.cancel(reason="the test")
@@ -119,7 +119,7 @@ _PREAMBLE = """
 import os, signal, subprocess, sys, time, trio
 from pathlib import Path
 from reconciled.programs.children import current_children
-from reconciled.programs.orphans import OrphanReaper, become_subreaper
+from reconciled.programs.orphan_reaper import OrphanReaper, become_subreaper
 from reconciled.programs.processes import children_of
 from reconciled.programs import run_program
 
@@ -197,8 +197,8 @@ trio.run(main)
 
 
 _OWNED = """
-import reconciled.programs.orphans
-reconciled.programs.orphans._claims = lambda pids: set()
+import reconciled.programs.orphan_reaper
+reconciled.programs.orphan_reaper._claims = lambda pids: set()
 
 async def body():
     # The program is a zombie for 1.5 s, until a member that ignores SIGTERM has ended.

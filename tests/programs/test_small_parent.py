@@ -175,7 +175,7 @@ async def test_told(place: Path) -> None:
 
 @pytest.mark.optional
 async def test_small_parent_keeps_the_low_score(place: Path) -> None:
-    """Where memory runs out the program is killed before its small parent, from the start."""
+    """When memory runs out, the kernel ends the program before its small parent."""
     script = "read mine </proc/self/oom_score_adj; read its </proc/$PPID/oom_score_adj"
     with low_score():
         ended = await run_program(["sh", "-c", f"{script}; echo $mine $its"], operation=made(place))

@@ -226,7 +226,7 @@ def test_boot_id() -> None:
 def test_an_older_end_is_not_taken_over(place: Path) -> None:
     """An end that belongs to an earlier program of the operation says nothing of this one."""
     survivor = left_behind(place, "touch ready; exit 0")
-    survivor.wait_until(time.monotonic() + 10)
+    wait_for(lambda: not survivor.alive)
     assert survivor.end is not None
     data = json.loads((place / "end").read_bytes())
     data["program"]["started"] -= 1
@@ -260,15 +260,6 @@ async def test_stubborn_survivor(place: Path) -> None:
     assert end is not None
     assert end.signal == signal.SIGKILL
     assert not survivor.alive
-    survivor.close()
-
-
-def test_waiting_without_a_loop(tmp_path: Path, place: Path) -> None:
-    """It can be waited for without trio, up to a time."""
-    survivor = left_behind(place, ENDS_ON_WORD)
-    assert not survivor.wait_until(time.monotonic() + 0.1)
-    (tmp_path / "go").touch()
-    assert survivor.wait_until(time.monotonic() + 10)
     survivor.close()
 
 

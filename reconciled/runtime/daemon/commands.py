@@ -14,7 +14,7 @@ import trio
 
 from reconciled.core.stages import Stage
 from reconciled.observe import task_tree
-from reconciled.programs.orphans import OrphanReaper
+from reconciled.programs.orphan_reaper import OrphanReaper
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.reload import Reloader, ReloadRequest
 from reconciled.runtime.daemon.shutdown import Shutdown

@@ -23,7 +23,7 @@ import trio
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.logs import Logs
-from reconciled.programs.orphans import OrphanReaper
+from reconciled.programs.orphan_reaper import OrphanReaper
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig

@@ -33,8 +33,8 @@ from reconciled.journal.state_lock import StateLock
 from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs, configure
 from reconciled.programs.cgroup import cgroup_of_main_process, hidden_in, members_of
-from reconciled.programs.orphans import become_subreaper
-from reconciled.programs.reaper import Reaper
+from reconciled.programs.orphan_reaper import become_subreaper
+from reconciled.programs.survivor_reaper import SurvivorReaper
 from reconciled.programs.survivors import TERM_GRACE
 from reconciled.runtime.controllers.loading import PreparedConfig, prepared_whole
 from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
@@ -229,4 +229,4 @@ def end_leftovers(
         log.warning("program.left_over", reason=text)
 
     adopted = frozenset(record.id for record in found)
-    Reaper(0.0, TERM_GRACE, report, group, adopted=adopted).reap(operations)
+    SurvivorReaper(0.0, TERM_GRACE, report, group, adopted=adopted).reap(operations)

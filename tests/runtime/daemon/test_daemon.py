@@ -18,7 +18,7 @@ from reconciled.core.resources import Key
 from reconciled.core.stages import Stage
 from reconciled.journal.removal_approvals import PendingApproval, read_pending, write_approval
 from reconciled.observe.logs import Logs
-from reconciled.programs.orphans import OrphanReaper
+from reconciled.programs.orphan_reaper import OrphanReaper
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.reload import Reloader

@@ -22,8 +22,7 @@ import attrs
 import trio
 
 from reconciled.programs.children import Children
-from reconciled.programs.kernel import set_child_subreaper
-from reconciled.programs.processes import Process, children_of
+from reconciled.programs.processes import Process, children_of, set_child_subreaper
 
 SCAN_INTERVAL = 0.5
 # A burst of SIGCHLD is one look.

@@ -23,6 +23,7 @@ from typing import TypeVar
 import attrs
 import trio
 
+from reconciled.files.path_resolution import FileRefused, Location, resolve_beneath
 from reconciled.files.replacement import (
     Comparison,
     DesiredFile,
@@ -32,7 +33,6 @@ from reconciled.files.replacement import (
     open_regular,
     read_all,
 )
-from reconciled.files.roots import FileRefused, Location, resolve_beneath
 from reconciled.threads import in_thread
 
 __all__ = [

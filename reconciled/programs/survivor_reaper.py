@@ -27,8 +27,8 @@ from reconciled.programs.cgroup import belongs_to, hidden_in, members_of
 from reconciled.programs.processes import Process
 from reconciled.programs.program_records import Identity
 from reconciled.programs.survivors import (
-    FAST_POLL_INTERVAL,
     KILL_TIMEOUT,
+    POLL_INTERVAL,
     Survivor,
     find_survivor,
     has_operation_variable,
@@ -58,7 +58,7 @@ class ReapTarget:
 
 
 @attrs.define(eq=False)
-class Reaper:
+class SurvivorReaper:
     """One pass over what a daemon left running.
 
     group    the control group whose other processes are ended too; None: none are
@@ -91,7 +91,7 @@ class Reaper:
                 left[survivor] = self._make_target(survivor)
         try:
             while self._scan(left):
-                time.sleep(FAST_POLL_INTERVAL)
+                time.sleep(POLL_INTERVAL)
         finally:
             for survivor in (*left, *self._spared):
                 survivor.close()

@@ -477,7 +477,7 @@ def test_quote_is_bounded() -> None:
 _IGNORING = """
 import signal, sys, trio
 from pathlib import Path
-from reconciled.programs.orphans import become_subreaper
+from reconciled.programs.orphan_reaper import become_subreaper
 from reconciled.programs import run_program
 assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
 become_subreaper()
