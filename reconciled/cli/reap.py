@@ -1,18 +1,18 @@
-"""``reconciled reap``: end, or wait for, what a dead daemon left running.
+"""``reconciled reap``: end, or wait for, the programs that a dead daemon left running.
 
-Run by the service manager after the daemon's end, or by hand. Exit codes: 0 nothing is left ·
-3 something had to be killed, or a critical program was ended before it was done · 75 a daemon
-lives: nothing was touched · 78 the state directory cannot be used.
+The service manager runs it after the daemon's end; a person may run it, too. Exit codes: 0 no
+program is left · 3 a program was killed, or a critical one was ended before it had finished · 75
+a daemon is running, and nothing was ended · 78 the state directory cannot be used.
 
-1. The state lock comes first, and is held to the end: no daemon starts meanwhile.
-2. Ordinary programs are ended at once; a critical one gets what is left of its own budget, at
-   most ``--wait``; both get ``--term`` between SIGTERM and SIGKILL.
-3. By hand it looks at recorded identities only. As the service manager's control process it
-   ends what else is in the unit's own control group, since nobody else will.
-4. While it waits it says for whom, and asks the manager for the time: a unit's own limit need
-   not be as long as the longest budget.
-5. It runs after every stop. Where its unit's control group holds nobody else there is nothing
-   to look for, since our programs are there, and nothing more is imported.
+1. It takes the state lock first and holds it to the end, so no daemon starts meanwhile.
+2. Ordinary programs get SIGTERM at once. A critical one gets what is left of its own budget, at
+   most ``--wait``. Both get SIGKILL ``--term`` after SIGTERM.
+3. Run by a person it ends recorded programs only. As the service manager's control process it
+   also ends all other processes of the unit's control group.
+4. While it waits, it reports for which program, and asks the manager for more time: the unit's
+   limit may be shorter than the longest budget.
+5. It runs after every stop. If the unit's control group has no other process, no program is left,
+   since all are in it; then nothing more is imported.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from reconciled.service.notify import Notifier
 
-# Beyond what is waited for: for the next measure, and for the message that asks for more time.
+# Seconds requested beyond the wait itself: for the next measure and the next request.
 SLACK = 5.0
-# A manager that is asked for more would wait so much longer for a reaper that hangs.
+# Most seconds per request: if this process hangs, the manager waits no longer than that.
 EXTENSION = 30.0
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Reap; what is done is told on standard error, line by line."""
+    """Reap; writes each action as a line to standard error."""
     try:
         wait, term = parse_duration(arguments.wait), parse_duration(arguments.term)
     except ValueError as error:
@@ -51,10 +51,10 @@ def execute(arguments: argparse.Namespace) -> int:
     state = _state(arguments)
     if state is None:
         return _refuse(
-            USAGE, "no state directory: write --state DIRECTORY, or set $STATE_DIRECTORY"
+            USAGE, "no state directory is known: add --state DIRECTORY, or set $STATE_DIRECTORY"
         )
     if not state.is_dir():
-        return 0  # no daemon has ever got so far as to start a program
+        return 0  # no daemon has ever started a program
     return _reap(state, wait, term, group)
 
 
@@ -67,11 +67,14 @@ def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
     try:
         lock = StateLock.acquire(state, wait=0)
     except StateLocked as held:
-        return _refuse(LOCKED, str(held))
+        pid = "pid unknown" if held.pid is None else f"pid {held.pid}"
+        return _refuse(
+            LOCKED, f"a daemon ({pid}) is running on {state}: nothing was ended; stop it first"
+        )
     except StateRefused as refused:
         return _refuse(INVALID, str(refused))
     try:
-        killed = SurvivorReaper(wait, term, _say, group, _Manager().report_waiting).reap(
+        killed = SurvivorReaper(wait, term, _print, group, _Manager().report_waiting).reap(
             state / "operations"
         )
     finally:
@@ -86,13 +89,13 @@ def _state(arguments: argparse.Namespace) -> Path | None:
 
 
 class _Manager:
-    """The service manager, as whoever waits speaks to it; silent where there is none."""
+    """The service manager, which gets status and time requests; does nothing without one."""
 
     def __init__(self) -> None:
         self._notifier: Notifier | None = None
 
     def report_waiting(self, waiting: str, seconds: float) -> None:
-        """Whom this waits for, and for how many *seconds* at most."""
+        """Set the status text, and request *seconds* more."""
         if self._notifier is None:
             from reconciled.service.notify import Notifier
 
@@ -102,16 +105,16 @@ class _Manager:
 
 
 def _act_as_owner(state: Path) -> None:
-    """As root, be the owner of *state*: the next daemon has to read what is written."""
+    """As root, act as the owner of *state*: the next daemon has to read the records."""
     status = state.stat()
-    # Where root is the owner there is nothing to become, and a sandbox refuses even the call.
+    # If root is the owner the call is skipped: a sandbox may refuse it.
     if os.geteuid() == 0 and status.st_uid:
         os.setegid(status.st_gid)
         os.seteuid(status.st_uid)
 
 
-def _say(text: str) -> None:
-    # Whoever reads it may be gone, as a journal that has just ended: what has to be ended is not.
+def _print(text: str) -> None:
+    # A closed standard error, of a journal that has just ended say, must not stop the reaping.
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"reconciled reap: {text}\n")
@@ -119,5 +122,5 @@ def _say(text: str) -> None:
 
 
 def _refuse(code: int, why: str) -> int:
-    _say(why)
+    _print(why)
     return code

@@ -1,10 +1,10 @@
-"""``reconciled step NAME``: a program of an operation says that NAME is done.
+"""``reconciled step NAME``: a program of an operation records that NAME is done.
 
-It needs nothing but RECONCILED_HANDLE: no daemon, configuration or store. It may be called
-between any two effects of a program, so that it imports nothing heavy.
+It needs RECONCILED_HANDLE alone: no daemon, configuration or store. A program may call it between
+any two effects, so it imports nothing heavy.
 
-Exit codes: 0 NAME is durable · 1 it is not: stop · 2 usage · 3 the attempt of the caller is not
-the current one: stop without effects.
+Exit codes: 0 NAME is durable · 1 it is not: stop · 2 usage · 3 the caller's attempt is not the
+current one: stop without effects.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """As the command line wants it."""
+    """Record the step named on the command line; returns the exit code."""
     return record_step(arguments.name)
 
 
 def record_step(name: str) -> int:
-    """Note step *name*; one line on standard error where that cannot be done."""
+    """Record step *name*; returns the exit code, after one line on standard error if it fails."""
     handle = os.environ.get("RECONCILED_HANDLE")
     if handle is None:
         return _refuse(
             USAGE,
-            "RECONCILED_HANDLE is not set: only a program that reconciled runs in an operation,"
-            " and what that starts with its environment, can note steps",
+            "RECONCILED_HANDLE is not set: only a program that reconciled runs in an operation can"
+            " record steps; pass its environment on to the processes that it starts",
         )
     try:
         check_name(name)
@@ -44,9 +44,11 @@ def record_step(name: str) -> int:
     try:
         steps.record_step(directory, attempt, name)
     except StaleAttempt as error:
-        return _refuse(STALE_ATTEMPT, f"{error}: stop without effects")
+        return _refuse(
+            STALE_ATTEMPT, f"step {name} is refused: {error}; stop without further effects"
+        )
     except (StepsDamaged, OSError) as error:
-        return _refuse(FAILED, f"step {name} is not durable: {error}")
+        return _refuse(FAILED, f"step {name} is not durable: {error}; stop")
     return 0
 
 

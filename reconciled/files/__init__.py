@@ -1,7 +1,7 @@
-"""Files: read, compared, replaced and removed beneath a root, never half there.
+"""Files: read, compared, atomically replaced and removed beneath a root directory.
 
-``contents`` is what a reconciler calls; ``roots`` says where a path may lead, ``replacement``
-how a file is exchanged.
+``async_files`` holds what a reconciler calls. ``path_resolution`` confines paths to the root, and
+``replacement`` compares and replaces one file.
 """
 
 from reconciled.files.async_files import (

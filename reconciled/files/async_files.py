@@ -1,9 +1,9 @@
-"""Files beneath a root: compared, read, replaced and removed without ever being half there.
+"""Async calls that compare, read, atomically replace and remove files beneath a root.
 
-The work is done in threads of a limiter of its own, which are never abandoned: a call that was
-cancelled returns only when its thread has ended, with nothing left behind. A device that hangs
-holds it; no cancellation reaches into the kernel. Paths follow the policy of roots.py,
-replacements the invariants of replacement.py.
+1. The work runs in threads of a separate limiter, which are never abandoned: a cancelled call
+   returns after its thread has ended and cleaned up. A device that hangs blocks the call, since
+   no cancellation ends a system call.
+2. Paths follow the policy of path_resolution.py, replacements the invariants of replacement.py.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ __all__ = [
     "temporary_name",
 ]
 
-READ_LIMIT = 16 * 1024 * 1024  # bytes; a file is held in memory as a whole
+READ_LIMIT = 16 * 1024 * 1024  # bytes; a whole file is held in memory
 _MARKER = ".reconciled-"
 _SUFFIX = re.compile(re.escape(_MARKER) + r"[a-z0-9]{8}\Z")
 _MAX_NAME_LENGTH = 255
 _LIMITER: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("files limiter")
 _MAX_MODE = 0o7777
-_THREADS = 8  # so that a slow disk takes no thread from anything else
+_THREADS = 8  # a separate limit: a slow disk takes no threads from other work
 
 T = TypeVar("T")
 
@@ -65,8 +65,8 @@ T = TypeVar("T")
 class Replaced:
     """What replace_file() did.
 
-    changed      False: everything was as wanted, and nothing was written
-    differences  what was not: missing, content, mode, owner, group
+    changed      False: the file was as desired, and nothing was written
+    differences  what differed: missing, content, mode, owner, group
     lost         extended attributes of the old file that could not be kept
     """
 
@@ -80,19 +80,19 @@ class Removed(enum.Enum):
 
     REMOVED = "removed"
     ABSENT = "absent"
-    UNMANAGED = "foreign"  # other content than was given: left as it is
+    UNMANAGED = "unmanaged"  # its content has another digest: it is kept
 
 
 def digest_of(content: bytes) -> str:
-    """The SHA-256 of *content*, as remove_file() compares it."""
+    """The SHA-256 of *content* in hexadecimal, as remove_file() compares it."""
     return hashlib.sha256(content).hexdigest()
 
 
 def temporary_name(path: str) -> str:
-    """A fresh name for the new file beside *path*: ``.NAME.reconciled-XXXXXXXX``.
+    """A fresh name for the new file in the directory of *path*: ``.NAME.reconciled-XXXXXXXX``.
 
-    Made beforehand, so that it can be recorded before the file exists: what an interruption
-    leaves is removed by its recorded name, never by a pattern.
+    The caller records it before the file exists, so that a file which an interruption left is
+    removed by its recorded name, never by a pattern.
     """
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
     suffix = _MARKER + "".join(secrets.choice(alphabet) for _ in range(8))
@@ -111,16 +111,16 @@ async def replace_file(  # noqa: PLR0913 - each is one property of the file
     validate: Callable[[str], Awaitable[object]] | None = None,
     temporary: str | None = None,
 ) -> Replaced:
-    """Make *path* hold *content*, atomically and durably; do nothing where it does already.
+    """Give *path* the *content*, atomically and durably; does nothing if it has it already.
 
-    Mode, owner and group are kept where not given; a new file gets 0644 and the daemon's owner.
-    *validate* is awaited with the path of the complete new file before it takes the name; if it
-    raises, the old file stays. *temporary* is the new file's name, made by temporary_name().
+    A mode, owner or group of None is kept; a new file gets 0644 and the daemon's owner.
+    *validate* is awaited with the path of the complete new file before the rename; if it raises,
+    the old file is kept. *temporary* is the new file's name, made by temporary_name().
 
-    Raises FileRefused for what no repetition will cure: a path that leads out of *root*; a
-    target that is a symlink, a directory, a special file or has hard links; an owner that does
-    not exist or cannot be set. Raises OSError, path and remedy in its text, for the rest. Then,
-    and on cancellation, the old file is untouched and the new one is removed.
+    Raises FileRefused for errors that a retry cannot fix: a path that leads out of *root*; a
+    target that is a symlink, a directory, a special file or has several hard links; an owner that
+    does not exist or cannot be set. Raises OSError with path and remedy for all others. After an
+    error or a cancellation the old file is unchanged and the new one is removed.
     """
     data = content.encode() if isinstance(content, str) else content
     name = temporary_name(path) if temporary is None else _checked_temporary(temporary)
@@ -139,14 +139,14 @@ async def replace_file(  # noqa: PLR0913 - each is one property of the file
 
 
 def _prepare(
-    stack: contextlib.ExitStack, root: str, path: str, wanted: DesiredFile, name: str
+    stack: contextlib.ExitStack, root: str, path: str, desired: DesiredFile, name: str
 ) -> tuple[tuple[str, ...], Replacement | None]:
-    """Compare, and prepare the replacement if one is needed; *stack* clears up after it."""
-    place = stack.enter_context(resolve_beneath(root, path))
-    found = compare(place, wanted).differences
+    """Compare, and prepare the replacement if one is needed; *stack* gets its cleanup."""
+    location = stack.enter_context(resolve_beneath(root, path))
+    found = compare(location, desired).differences
     if not found:
         return found, None
-    work = Replacement(place, wanted, name)
+    work = Replacement(location, desired, name)
     stack.callback(work.discard)
     work.prepare()
     return found, work
@@ -161,14 +161,14 @@ async def compare_file(  # noqa: PLR0913 - as replace_file
     group: str | int | None = None,
     root: str | os.PathLike[str] = "/",
 ) -> Comparison:
-    """What replace_file() with these arguments would change. Only reads; raises as it does."""
+    """What replace_file() with these arguments would change. Only reads; raises the same."""
 
-    def look() -> Comparison:
-        wanted = _desired_file(content, mode, owner, group)
-        with resolve_beneath(os.fspath(root), path) as place:
-            return compare(place, wanted)
+    def compare_in_thread() -> Comparison:
+        desired = _desired_file(content, mode, owner, group)
+        with resolve_beneath(os.fspath(root), path) as location:
+            return compare(location, desired)
 
-    return await _in_thread(look)
+    return await _in_thread(compare_in_thread)
 
 
 async def read_file(
@@ -180,16 +180,16 @@ async def read_file(
 ) -> bytes:
     """The content of the regular file *path* beneath *root*, up to *limit* bytes.
 
-    *follow*: the file itself may be a symlink that stays beneath the root. Raises FileRefused
-    for one that leads out, for anything but a regular file and for a longer one; OSError for
-    the rest.
+    *follow*: the file itself may be a symlink that leads to a file beneath the root. Raises
+    FileRefused for a symlink that leads out, a file that is not regular and a larger one; OSError
+    for all other errors.
     """
 
     def read() -> bytes:
-        with resolve_beneath(os.fspath(root), path, follow=follow) as place:
-            handle = open_regular(place)
+        with resolve_beneath(os.fspath(root), path, follow=follow) as location:
+            handle = open_regular(location)
             try:
-                return read_all(handle, limit, place.path)
+                return read_all(handle, limit, location.path)
             finally:
                 os.close(handle)
 
@@ -201,51 +201,51 @@ async def remove_file(
 ) -> Removed:
     """Remove *path*, durably, if the digest of its content is one of *digests*.
 
-    Anything else that stands there is FOREIGN and stays. Between the look and the removal
-    somebody may still write: the kernel has no conditional unlink.
+    Anything else is UNMANAGED and kept. Another process may write to the file between the
+    comparison and the removal: the kernel has no conditional unlink.
     """
 
     def remove() -> Removed:
-        with resolve_beneath(os.fspath(root), path) as place:
-            return _remove(place, digests)
+        with resolve_beneath(os.fspath(root), path) as location:
+            return _remove(location, digests)
 
     try:
         return await _in_thread(remove)
-    except FileNotFoundError:  # its directory is gone
+    except FileNotFoundError:  # its directory does not exist
         return Removed.ABSENT
 
 
-def _remove(place: Location, digests: Collection[str]) -> Removed:
+def _remove(location: Location, digests: Collection[str]) -> Removed:
     try:
-        handle = open_regular(place)
+        handle = open_regular(location)
     except FileNotFoundError:
         return Removed.ABSENT
     except FileRefused:
         return Removed.UNMANAGED
     try:
-        content = read_all(handle, READ_LIMIT, place.path)
+        content = read_all(handle, READ_LIMIT, location.path)
     except FileRefused:
         return Removed.UNMANAGED
     finally:
         os.close(handle)
     if digest_of(content) not in digests:
         return Removed.UNMANAGED
-    _unlink(place)
+    _unlink(location)
     return Removed.REMOVED
 
 
 async def remove_temporary(
     path: str, temporary: str, *, root: str | os.PathLike[str] = "/"
 ) -> bool:
-    """Remove what an interrupted replacement of *path* left under its recorded name.
+    """Remove the new file that an interrupted replacement of *path* left, by its recorded name.
 
-    True if something was there. Raises ValueError for a name that temporary_name() never makes.
+    True if it existed. Raises ValueError for a name that temporary_name() never makes.
     """
     name = _checked_temporary(temporary)
 
     def remove() -> bool:
-        with resolve_beneath(os.fspath(root), path) as place:
-            left = attrs.evolve(place, name=name, path=place.beside(name))
+        with resolve_beneath(os.fspath(root), path) as location:
+            left = attrs.evolve(location, name=name, path=location.beside(name))
             if left.status() is None:
                 return False
             _unlink(left)
@@ -255,9 +255,9 @@ async def remove_temporary(
 
 
 async def make_directory(path: str | os.PathLike[str]) -> None:
-    """Make *path*, and what lacks above it, durably. Raises OSError.
+    """Make *path* and its missing parents, durably. Raises OSError.
 
-    Without this a file that is durable is lost with the directory it stands in.
+    A durable file is lost in a power cut if its directory is not durable.
     """
     await _in_thread(lambda: _make_directory(Path(path)))
 
@@ -271,7 +271,7 @@ def _make_directory(path: Path) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
-    # Also where it was there: whoever made it may have been killed before this.
+    # Also if it existed: its maker may have been killed before the sync.
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(above)
@@ -279,15 +279,15 @@ def _make_directory(path: Path) -> None:
         os.close(above)
 
 
-def _unlink(place: Location) -> None:
-    with explain_errors(place, "remove it"):
-        os.unlink(place.name, dir_fd=place.directory)
-        os.fsync(place.directory)
+def _unlink(location: Location) -> None:
+    with explain_errors(location, "remove it"):
+        os.unlink(location.name, dir_fd=location.directory)
+        os.fsync(location.directory)
 
 
 def _checked_temporary(temporary: str) -> str:
     if "/" in temporary or not temporary.startswith(".") or not _SUFFIX.search(temporary):
-        raise ValueError(f"{temporary!r} was not made by temporary_name()")
+        raise ValueError(f"{temporary!r} is not a name that temporary_name() makes")
     return temporary
 
 
@@ -295,14 +295,14 @@ def _desired_file(
     content: bytes, mode: int | None, owner: str | int | None, group: str | int | None
 ) -> DesiredFile:
     if mode is not None and not 0 <= mode <= _MAX_MODE:
-        raise FileRefused(f"mode {mode:o} is not one of a file: write 0000 to 7777, in octal")
+        raise FileRefused(f"mode {mode:o} is out of range: write 0000 to 7777, in octal")
     uid = _resolve_id(owner, "user", lambda name: pwd.getpwnam(name).pw_uid)
     gid = _resolve_id(group, "group", lambda name: grp.getgrnam(name).gr_gid)
     return DesiredFile(content, mode, uid, gid)
 
 
 def _resolve_id(name: str | int | None, what: str, look_up: Callable[[str], int]) -> int | None:
-    """The id of a user or group given by name or number; names are looked up first."""
+    """The id of a user or group given by name or number; a name takes precedence."""
     if name is None or isinstance(name, int):
         return name
     try:
@@ -310,11 +310,11 @@ def _resolve_id(name: str | int | None, what: str, look_up: Callable[[str], int]
     except KeyError:
         if re.fullmatch(r"[0-9]{1,10}", name):
             return int(name)
-        raise FileRefused(f"there is no {what} {name!r}: make it, or write another one") from None
+        raise FileRefused(f"{what} {name!r} does not exist: create it, or name another") from None
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
-    """Run *function* in a thread. A cancellation acts before it starts or after it ended."""
+    """Run *function* in a thread. A cancellation acts before it starts or after it has ended."""
     try:
         limiter = _LIMITER.get()
     except LookupError:

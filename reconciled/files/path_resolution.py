@@ -1,19 +1,19 @@
-"""Paths beneath a root: names become directory handles, and nothing leads out of the root.
+"""Resolving a path beneath a root to an open directory and a name, never outside the root.
 
-1. Every component is opened by itself, from the handle of the one before, without following
-   symlinks. Symlinks are followed here, in text: what somebody renames meanwhile changes at
-   most *which* place beneath the root is reached, never that it is beneath it.
-2. ``..`` in a path is refused. In a symlink it goes back along the handles already held, and
-   never above the root.
-3. A symlink in the directory part is followed if it stays beneath the root and belongs to root,
-   to the daemon's user, or to the owner of the root: anybody else's could lead a privileged
-   write to a place of his choice.
-4. The last component is never followed for a write. It may be for a read (mounted
-   ConfigMaps consist of such links), under the same rules.
+1. Each component is opened separately, from the handle of its parent, without following symlinks.
+   This module expands symlinks itself. A concurrent rename can change *which* location beneath
+   the root is reached, but never lead outside it.
+2. ``..`` in a path is refused. In a symlink it returns along the handles already held, and never
+   above the root.
+3. A symlink in the directory part is followed if its target is beneath the root and it belongs to
+   root, to the daemon's user, or to the owner of the root: any other user could redirect a
+   privileged write.
+4. The last component is never followed for a write. For a read it may be followed under the same
+   rules (mounted ConfigMaps consist of such links).
 
-openat2(RESOLVE_BENEATH) would do most of this in the kernel. It has no rule 3, refuses every
-absolute symlink even below ``/`` (``/var/run``), has no wrapper in Python, and is blocked by
-common seccomp profiles, so that a walk like this one would have to stand behind it anyway.
+Rejected: openat2(RESOLVE_BENEATH), which does most of this in the kernel. It has no rule 3,
+refuses every absolute symlink even below ``/`` (``/var/run``), has no wrapper in Python, and
+common seccomp profiles block it, so this walk would be needed as a fallback anyway.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FileRefused(Terminal):
-    """A path, a file or an owner that policy or privilege rules out. str() says what to do."""
+    """Policy or privileges rule out a path, a file or an owner. str() states what to change."""
 
 
 @attrs.frozen
 class Location:
-    """A name in an open directory. Valid only inside ``with place_beneath(…)``.
+    """A name in an open directory. Valid only inside ``with resolve_beneath(…)``.
 
     directory  a readable handle, so that it can be synced
-    path       as declared, made absolute: for people and for programs, never for opening
+    path       as declared, made absolute: for messages and programs, never for opening
     """
 
     directory: int
@@ -50,7 +50,7 @@ class Location:
     path: str
 
     def status(self) -> os.stat_result | None:
-        """What stands there now, a symlink itself included; None for nothing."""
+        """The status of the file, of a symlink itself; None if it does not exist."""
         try:
             return os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -64,8 +64,8 @@ class Location:
 def parts_beneath(root: str, path: str) -> list[str]:
     """The components of *path* below *root*, or FileRefused.
 
-    An absolute path has to lie beneath the root as it is written or as it resolves; a relative
-    one starts at the root.
+    An absolute path has to be beneath the root as written or as resolved; a relative one starts at
+    the root.
     """
     if not path or "\0" in path:
         raise FileRefused(f"{path!r} is not a path: write one like /etc/motd")
@@ -88,15 +88,15 @@ def parts_beneath(root: str, path: str) -> list[str]:
 
 @contextlib.contextmanager
 def resolve_beneath(root: str, path: str, *, follow: bool = False) -> Iterator[Location]:
-    """The place that *path* means, with its directory held open.
+    """The location of *path*, with its directory held open.
 
-    *follow*: a symlink as last component is followed too. Blocks; call it in a thread. Raises
-    FileRefused by policy, OSError where a directory is missing or may not be entered.
+    *follow*: a symlink as last component is followed, too. Blocks; call it in a thread. Raises
+    FileRefused by policy, OSError if a directory is missing or cannot be opened.
     """
     parts = parts_beneath(root, path)
     shown = path if path.startswith("/") else "/".join((root.rstrip("/"), *parts))
     with contextlib.ExitStack() as stack:
-        walk = _Walk(root=root, shown=shown, remaining=parts[::-1])
+        walk = _PathWalk(root=root, shown=shown, remaining=parts[::-1])
         stack.callback(walk.close)
         walk.run(follow=follow)
         directory = walk.readable()
@@ -105,18 +105,18 @@ def resolve_beneath(root: str, path: str, *, follow: bool = False) -> Iterator[L
 
 
 @attrs.define(eq=False)
-class _Walk:
-    """handles[0] is the root and the last one where we stand: ``..`` is a pop."""
+class _PathWalk:
+    """handles[0] is the root and the last one the current directory: ``..`` is a pop."""
 
     root: str
     shown: str
-    remaining: list[str]  # components still to go, the next one last
+    remaining: list[str]  # components not walked yet, the next one last
     handles: list[int] = attrs.field(factory=list)
     names: list[str] = attrs.field(factory=list)
     links: int = 0
 
     def run(self, *, follow: bool) -> None:
-        """Go until only the last component waits."""
+        """Walk until only the last component remains."""
         self.handles.append(os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         while True:
             while len(self.remaining) > 1:
@@ -131,7 +131,7 @@ class _Walk:
                 return
 
     def readable(self) -> int:
-        """The directory where we stand, opened for reading and syncing."""
+        """The current directory, opened for reading and syncing."""
         with self._explain_errors():
             return os.open(".", _DIRECTORY, dir_fd=self.handles[-1])
 
@@ -157,11 +157,11 @@ class _Walk:
             )
 
     def _follow_last(self) -> bool:
-        """Replace the last component by what it links to; False if it is no link."""
+        """Replace the last component by its target; False if it is not a symlink."""
         try:
             handle = os.open(self.remaining[0], _STEP, dir_fd=self.handles[-1])
         except FileNotFoundError:
-            return False  # the caller's open says so, with its own words
+            return False  # the caller's open reports it
         kind = os.fstat(handle)
         if not stat.S_ISLNK(kind.st_mode):
             os.close(handle)
@@ -173,20 +173,20 @@ class _Walk:
 
     def _ascend(self) -> None:
         if len(self.handles) == 1:
-            raise FileRefused(f"{self.shown}: a symlink on the way leads out of {self.root}")
+            raise FileRefused(f"{self.shown}: a symlink in it leads out of the root {self.root}")
         os.close(self.handles.pop())
         self.names.pop()
 
     def _expand(self, link: os.stat_result) -> None:
-        """Put what the link just entered says in front of what waits, and step back from it."""
+        """Put the target of the link just entered before the remaining components."""
         here = self._current_path()
         self.links += 1
         if self.links > MAX_SYMLINKS:
             raise FileRefused(f"{self.shown}: more than {MAX_SYMLINKS} symlinks at {here}")
         if link.st_uid not in (0, os.geteuid(), os.fstat(self.handles[0]).st_uid):
             raise FileRefused(
-                f"{self.shown}: the symlink {here} belongs to uid {link.st_uid}, who could lead "
-                f"the way anywhere: write the path without it, or give the link to root"
+                f"{self.shown}: the symlink {here} belongs to uid {link.st_uid}, who could "
+                "redirect it: write the path without the link, or make root the link's owner"
             )
         target = os.readlink("", dir_fd=self.handles[-1])
         self._ascend()
@@ -195,7 +195,7 @@ class _Walk:
         self.remaining.extend(piece for piece in target.split("/")[::-1] if piece not in ("", "."))
 
     def _below_root(self, target: str, here: str) -> str:
-        """What an absolute *target* means from the root; the walk goes back there."""
+        """An absolute *target* relative to the root, to which the walk returns."""
         above = [piece for piece in os.path.realpath(self.root).split("/") if piece]
         parts = [piece for piece in target.split("/") if piece not in ("", ".")]
         if parts[: len(above)] != above:
@@ -211,16 +211,18 @@ class _Walk:
 
     @contextlib.contextmanager
     def _explain_errors(self, name: str | None = None) -> Iterator[None]:
-        """Name the directory in errors, instead of the one component that was opened."""
+        """Name the directory in errors, not only the component that was opened."""
         try:
             yield
         except FileNotFoundError as exc:
             raise FileNotFoundError(
                 exc.errno,
-                f"directory {self._current_path()}/{name} does not exist: make it",
+                f"directory {self._current_path()}/{name} does not exist: create it",
                 self.shown,
             ) from exc
         except PermissionError as exc:
             raise PermissionError(
-                exc.errno, f"may not open {self._current_path()}/{name or ''}", self.shown
+                exc.errno,
+                f"cannot open {self._current_path()}/{name or ''}: permission denied",
+                self.shown,
             ) from exc

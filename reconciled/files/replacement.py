@@ -1,15 +1,15 @@
-"""One file being replaced: its new content is complete and durable before its name changes hands.
+"""Comparing and atomically replacing one file: the new file is durable before the rename.
 
-1. At every instant the name stands for the whole old file or the whole new one (invariant 16).
-2. The new file is written beside the old one, under a name known beforehand, and readable by
-   the daemon alone until it has its owner and mode.
-3. Whatever fails before the rename: the old file is untouched and the new one is removed.
-4. What the caller leaves open is kept from the old file: mode, owner, group, ACL, the SELinux
-   label and ``user.*`` attributes. File capabilities and integrity signatures are not: they
-   vouch for the old content.
+1. At each instant the name refers to the complete old file or the complete new one (invariant 16).
+2. The new file is written in the same directory, under a name chosen beforehand, and only the
+   daemon can read it until it has its owner and mode.
+3. If a step before the rename fails, the old file is unchanged and the new one is removed.
+4. Properties that the caller does not set are copied from the old file: mode, owner, group, ACL,
+   the SELinux label and ``user.*`` attributes. File capabilities and integrity signatures are not
+   copied: they certify the old content.
 
-All of it blocks; files.py runs it in threads. A name outside the process (O_TMPFILE) is no
-alternative: linkat() cannot replace an existing name.
+All functions block; async_files.py runs them in threads. Rejected: O_TMPFILE, because linkat()
+cannot replace an existing name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import attrs
 
 from reconciled.files.path_resolution import FileRefused, Location
 
-NEW_MODE = 0o644  # of a file that did not exist: not the umask's, which differs between units
+NEW_MODE = 0o644  # of a new file: the umask is not used, since it differs between units
 ACL = "system.posix_acl_access"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,7 +48,7 @@ _REMEDIES = {
 
 @attrs.frozen
 class DesiredFile:
-    """What a file shall be; None keeps what it is."""
+    """The desired file; None keeps the present mode, owner or group."""
 
     content: bytes
     mode: int | None = None
@@ -58,10 +58,10 @@ class DesiredFile:
 
 @attrs.frozen
 class Comparison:
-    """What of a file is not as wanted, and its mode now.
+    """How a file differs from the desired one, and its present mode.
 
-    differences  of missing, content, mode, owner, group; empty: as wanted
-    mode         None for a file that is missing
+    differences  a subset of missing, content, mode, owner, group; empty: as desired
+    mode         None if the file is missing
     """
 
     differences: tuple[str, ...]
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def open_regular(location: Location) -> int:
-    """A handle to read the regular file at *place*; FileRefused for anything else."""
+    """A descriptor to read the regular file at *location*. Raises FileRefused, OSError."""
     try:
         handle = os.open(location.name, _READ, dir_fd=location.directory)
     except OSError as exc:
@@ -88,24 +88,26 @@ def refuse_irregular(location: Location, status: os.stat_result | None) -> None:
     """Raise FileRefused unless *status* is that of a regular file, or None."""
     if status is None or stat.S_ISREG(status.st_mode):
         return
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
-    link = "write the path it leads to, or remove it" if kind == "a symlink" else "remove it first"
-    raise FileRefused(f"{location.path} is {kind}, which is never replaced: {link}")
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+    remedy = "write the path of its target" if kind == "a symlink" else "write another path"
+    raise FileRefused(
+        f"{location.path} is {kind}, and only regular files are replaced: {remedy}, or remove it"
+    )
 
 
 def read_all(handle: int, limit: int, path: str) -> bytes:
-    """The content of *handle*; FileRefused where it is longer than *limit* bytes."""
+    """The content of *handle*; raises FileRefused if it is larger than *limit* bytes."""
     pieces, size = [], 0
     while piece := os.read(handle, min(1 << 20, limit + 1 - size)):
         pieces.append(piece)
         size += len(piece)
         if size > limit:
-            raise FileRefused(f"{path} is longer than {limit} bytes")
+            raise FileRefused(f"{path} is larger than the limit of {limit} bytes")
     return b"".join(pieces)
 
 
 def compare(location: Location, desired: DesiredFile) -> Comparison:
-    """Compare the file at *place*: its status first; only one of the right size is read."""
+    """Compare the file at *location*; its content is read only if the size is equal."""
     status = location.status()
     if status is None:
         return Comparison(("missing",), None)
@@ -122,10 +124,10 @@ def compare(location: Location, desired: DesiredFile) -> Comparison:
     return Comparison(tuple(found), stat.S_IMODE(status.st_mode))
 
 
-def _has_content(place: Location, content: bytes) -> bool:
-    handle = open_regular(place)
+def _has_content(location: Location, content: bytes) -> bool:
+    handle = open_regular(location)
     try:
-        return read_all(handle, len(content) + 1, place.path) == content
+        return read_all(handle, len(content) + 1, location.path) == content
     except FileRefused:  # it grew meanwhile
         return False
     finally:
@@ -134,7 +136,7 @@ def _has_content(place: Location, content: bytes) -> bool:
 
 @contextlib.contextmanager
 def explain_errors(location: Location, action: str) -> Iterator[None]:
-    """Give an OSError the declared path and a remedy; its type and errno stay."""
+    """Add the declared path and a remedy to an OSError; type and errno are kept."""
     try:
         yield
     except OSError as exc:
@@ -144,7 +146,7 @@ def explain_errors(location: Location, action: str) -> Iterator[None]:
 
 @attrs.define(eq=False)
 class Replacement:
-    """prepare(), then perhaps a validation of ``staged``, then commit(); discard() always."""
+    """One replacement: prepare(), optionally validate ``staged``, commit(), always discard()."""
 
     location: Location
     desired: DesiredFile
@@ -158,7 +160,7 @@ class Replacement:
         return self.location.beside(self.temporary)
 
     def prepare(self) -> None:
-        """Write the new file, with owner, mode and attributes, and sync it."""
+        """Write the new file with its owner, mode and attributes, and sync it."""
         old = self.location.status()
         refuse_irregular(self.location, old)
         if old is not None and old.st_nlink > 1:
@@ -185,8 +187,8 @@ class Replacement:
     def commit(self) -> None:
         """Give the new file its name, durably.
 
-        Should the directory's sync fail, the new content is in place but may be gone after a
-        power cut; the error says so.
+        If the sync of the directory fails, the new content is in place, but a power cut may
+        revert it; the error states that.
         """
         directory = self.location.directory
         with explain_errors(self.location, "rename the new file"):
@@ -197,25 +199,25 @@ class Replacement:
         try:
             os.fsync(directory)
         except OSError as exc:
-            message = "replaced, but its directory could not be synced"
+            message = "was replaced, but not durably: its directory could not be synced"
             raise type(exc)(exc.errno, message, self.location.path) from exc
 
     def discard(self) -> None:
-        """Remove the new file unless it was committed. Never raises; may be called twice."""
+        """Remove the new file unless it was committed. Never raises; may be repeated."""
         if self._created:
             self._created = False
             with contextlib.suppress(OSError):
                 os.unlink(self.temporary, dir_fd=self.location.directory)
 
     def _create(self) -> int:
-        place = self.location
+        location = self.location
         try:
-            handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=place.directory)
+            handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=location.directory)
         except FileExistsError:
-            # The name is ours by its form and unpredictable: an earlier attempt at the same
-            # operation died after making it.
-            os.unlink(self.temporary, dir_fd=place.directory)
-            handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=place.directory)
+            # Only this package makes such names, and they are unpredictable: an earlier attempt
+            # at the same operation was killed after making the file.
+            os.unlink(self.temporary, dir_fd=location.directory)
+            handle = os.open(self.temporary, _CREATE, 0o600, dir_fd=location.directory)
         self._created = True
         return handle
 
@@ -225,10 +227,10 @@ class Replacement:
         return NEW_MODE if old is None else stat.S_IMODE(old.st_mode)
 
     def _set_owner(self, handle: int, old: os.stat_result | None) -> None:
-        """Set owner and group where they are not right already.
+        """Set owner and group if they differ.
 
-        A unit's system call filter may refuse fchown() even to the present owner, so that
-        keeping it must not need a call.
+        A unit's system call filter may refuse fchown() even to the present owner, so no call is
+        made to keep it.
         """
         now = os.fstat(handle)
         uid, gid = self.desired.uid, self.desired.gid
@@ -245,7 +247,7 @@ class Replacement:
             if exc.errno not in (errno.EPERM, errno.EINVAL):
                 raise
             raise FileRefused(
-                f"{self.location.path}: the owner {uid}:{gid} cannot be set by uid {os.geteuid()}: "
+                f"{self.location.path}: uid {os.geteuid()} cannot set the owner {uid}:{gid}: "
                 f"run with CAP_CHOWN (and SystemCallFilter=@chown), or declare another owner"
             ) from exc
 
@@ -257,8 +259,8 @@ class Replacement:
                 try:
                     os.setxattr(handle, name, os.getxattr(old, name))
                 except OSError as exc:
-                    # Without its ACL the mode's group bits, which were the mask, would become
-                    # the group's rights.
+                    # An ACL must be kept: without it the mode's group bits, which are its mask,
+                    # would become the group's permissions.
                     if name == ACL or exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                         raise
                     lost.append(name)

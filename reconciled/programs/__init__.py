@@ -1,10 +1,11 @@
-"""Programs: run in groups of their own, owned until their end, reaped when nobody owns them.
+"""Programs: run in process groups of their own, owned until they end, reaped if they lose owners.
 
-``run`` is what a reconciler calls; ``children`` knows who is owned, ``orphans`` reaps the rest.
-Over a program of an operation stands a small ``parent`` that outlives this process;
-``survivors`` finds such a program again, ``steps`` reads what it noted by itself.
+``run`` holds what a reconciler calls. ``children`` registers owned programs; ``orphan_reaper``
+reaps the rest. A ``small_parent`` supervises each program of an operation and outlives the
+daemon; ``survivors`` finds such a program again, ``survivor_reaper`` ends it, and ``steps`` reads
+the steps that it recorded.
 
-The names below are imported when they are asked for: ``reconciled step`` needs ``steps`` alone,
+The names below are imported at their first use: ``reconciled step`` needs ``steps`` alone,
 within 50 ms, and ``run`` imports trio.
 """
 

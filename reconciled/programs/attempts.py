@@ -1,11 +1,11 @@
-"""Which attempt of an operation is the current one: the fence before programs of older ones.
+"""The current attempt of an operation, and the fence that excludes programs of older attempts.
 
-1. ``attempt`` holds its number, or "closed" when the operation is over. It is durable before
-   anything of that attempt runs.
-2. It is changed, and steps are noted, under one lock on the operation's directory: whoever is
-   told that a step is durable belonged to the current attempt when it was written.
+1. The file ``attempt`` holds the number of the current attempt, or "closed" after the operation
+   has ended. It is durable before a program of that attempt runs.
+2. One lock on the operation's directory covers changes of the attempt and records of steps. A
+   step that was reported durable was recorded by the attempt that was current at that time.
 
-Nothing heavy is imported here: ``reconciled step`` has 50 ms for everything.
+This module imports nothing heavy: ``reconciled step`` has 50 ms in total.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLOSED = "closed"
 
 
 def read_attempt(handle: int) -> str:
-    """The current attempt in the directory *handle*: a number, CLOSED, or empty if none was."""
+    """The current attempt in the directory *handle*: a number or CLOSED; empty before the first."""
     try:
         file = os.open(ATTEMPT, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=handle)
     except FileNotFoundError:
@@ -34,9 +34,10 @@ def read_attempt(handle: int) -> str:
 
 
 def fence(directory: str | os.PathLike[str], attempt: int) -> None:
-    """Let *attempt* be the current one, durably: programs of others are refused their steps.
+    """Make *attempt* the current one, durably: programs of others cannot record steps any more.
 
-    For a thread: it syncs, and waits for a step that is being noted. Raises OSError.
+    Blocks, so call it in a thread: it syncs, and waits for a step that is being recorded. Raises
+    OSError.
     """
     with lock_directory(directory) as handle:
         if _set_attempt(handle, str(attempt)):
@@ -45,18 +46,18 @@ def fence(directory: str | os.PathLike[str], attempt: int) -> None:
 
 
 def fence_unsynced(directory: str | os.PathLike[str], attempt: int) -> None:
-    """The same, but durable only once the directory and the one above it are synced.
+    """As fence(), but durable only once the directory and its parent directory are synced.
 
-    The small parent does that anyway before it lets a program go: two syncs fewer.
+    The small parent syncs both before it starts a program, so this saves two syncs.
     """
     with lock_directory(directory) as handle:
         _set_attempt(handle, str(attempt))
 
 
 def close_attempts(directory: str | os.PathLike[str]) -> None:
-    """Let no attempt be current any more: the operation is over. Raises OSError.
+    """Close the operation: no attempt is current any more. Raises OSError.
 
-    Harmless where the directory was never made: then no program of it ever ran.
+    Does nothing if the directory does not exist: then the operation never ran a program.
     """
     with contextlib.suppress(FileNotFoundError), lock_directory(directory) as handle:
         if _set_attempt(handle, CLOSED):
@@ -64,7 +65,7 @@ def close_attempts(directory: str | os.PathLike[str]) -> None:
 
 
 def _set_attempt(handle: int, text: str) -> bool:
-    """Whether it was another one before."""
+    """Write *text* as the current attempt; False if it was already."""
     if read_attempt(handle) == text:
         return False
     replace_at(handle, ATTEMPT, text.encode() + b"\n")
@@ -73,7 +74,7 @@ def _set_attempt(handle: int, text: str) -> bool:
 
 @contextlib.contextmanager
 def lock_directory(directory: str | os.PathLike[str]) -> Iterator[int]:
-    """The directory's descriptor, under its lock. Raises OSError."""
+    """Open and lock *directory*; gives its descriptor. Raises OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,8 +1,9 @@
-"""A program that is about to be started: what it is given, and why it could not be.
+"""Starting one program: its environment and descriptors, and why a start failed.
 
-The environment is this process's own without what is meant for it alone; standard input is a
-file in memory; output goes to a file. No pipe that blocks a program, or breaks when we die.
-Where memory runs out, a program is ended before this process is, whatever score that has.
+1. The environment is the daemon's without the variables meant for the daemon alone.
+2. Standard input is a file in memory and output goes to a file. A pipe would block the program,
+   or break when the daemon dies.
+3. When memory runs out, the kernel ends a program before the daemon, whatever the daemon's score.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NOT_INHERITED_PREFIXES = ("WATCHDOG_", "LISTEN_")
 
 @attrs.frozen
 class Launch:
-    """What is to be started."""
+    """A program to start."""
 
     arguments: tuple[str, ...]
     directory: Path | None
@@ -40,17 +41,21 @@ class Launch:
     stdin: bytes
 
     def start(self, output: Output) -> ProgramHandle:
-        """Start it. Blocks, for a thread: until the program is in place of its fork."""
+        """Start it. Blocks until the fork has executed the program: call it in a thread."""
         popen = self._popen(self.arguments, output, self.directory, self.environment)
-        # Afterwards, since nothing of ours runs between fork and exec: what it starts in its
-        # first instant may keep our score. Under a small parent that comes beforehand.
+        # After the exec, since no code of this package runs between fork and exec. What the
+        # program forks before this line keeps the daemon's score. A small parent sets the score
+        # before the exec.
         raise_oom_score(b"/proc/%d/oom_score_adj" % popen.pid)
         return DirectHandle.from_popen(popen)
 
     def start_under_parent(
         self, output: Output, supervision: Supervision, parents: set[int]
     ) -> ProgramHandle:
-        """The same under a small parent, noted at once in *parents*; blocks for some syncs."""
+        """As start(), but under a small parent, whose pid is added to *parents*.
+
+        Blocks for some syncs: call it in a thread.
+        """
 
         def run_parent(command: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
             return self._popen(command, output, None, _inherited_environment(), fds)
@@ -69,7 +74,7 @@ class Launch:
         descriptors: tuple[int, ...] = (),
     ) -> subprocess.Popen[bytes]:
         with _memory_file(self.stdin) as source, output.writer() as writer, unblocked_signals():
-            return subprocess.Popen(  # noqa: S603 a list, and no shell: what the author wrote
+            return subprocess.Popen(  # noqa: S603 a list of arguments, no shell
                 command,
                 stdin=source,
                 stdout=writer,
@@ -82,9 +87,9 @@ class Launch:
 
 
 def program_environment(additions: Mapping[str, str]) -> dict[str, str]:
-    """What a program finds: ours without what is meant for this process alone, and *additions*.
+    """The daemon's environment without the variables meant for it alone, plus *additions*.
 
-    PATH ends with the directory of ``reconciled``, so that a program can call it back.
+    PATH ends with the directory of ``reconciled``, so that a program can call ``reconciled step``.
     """
     environment = _inherited_environment()
     environment.update(additions)
@@ -102,9 +107,10 @@ def _is_daemon_only(name: str) -> bool:
 
 
 def _executable_directory() -> str:
-    # Run as a module, argument 0 is a source file; the script stands beside the interpreter.
-    ours = sys.argv[0] if Path(sys.argv[0]).name == "reconciled" else sys.executable
-    return str(Path(ours).absolute().parent)
+    # With ``python -m`` argument 0 is a source file; the script is installed beside the
+    # interpreter.
+    executable = sys.argv[0] if Path(sys.argv[0]).name == "reconciled" else sys.executable
+    return str(Path(executable).absolute().parent)
 
 
 @contextlib.contextmanager
@@ -121,23 +127,26 @@ def _memory_file(data: bytes) -> Iterator[int]:
 
 
 def explain_start_failure(launch: Launch, error: OSError | ValueError) -> str:
-    """One line for a person: what could not be started, and what would help."""
+    """One line: which program could not be started, why, and what to change."""
     program = launch.arguments[0]
     where = launch.directory or Path.cwd()
     if isinstance(error, ValueError):  # a NUL, a lone surrogate
         why = str(error)
     elif not where.is_dir():
-        why = f"its directory {where} does not exist"
+        why = f"its working directory {where} does not exist"
     elif error.errno == errno.ENOENT and "/" not in program:
-        why = "it is not in PATH"
+        why = "it was not found in PATH"
     elif error.errno == errno.ENOENT and (where / program).exists():
-        why = "the interpreter in its first line does not exist"
+        why = "the interpreter in its #! line does not exist"
     elif error.errno == errno.ENOENT:
-        why = f"there is no {where / program}"
+        why = f"{where / program} does not exist"
     elif error.errno == errno.EACCES:
-        why = f"it is not executable (see chmod +x), or not for us: {where / program}"
+        why = (
+            f"permission denied for {where / program}: make it executable (chmod +x), also for"
+            " the daemon's user"
+        )
     elif error.errno == errno.ENOEXEC:
-        why = "it is no program; a script begins with a line like #!/bin/sh"
+        why = "it has no executable format: begin a script with a line like #!/bin/sh"
     else:
         why = error.strerror or str(error)
-    return f"{program} cannot be started: {why}"
+    return f"cannot start {program}: {why}"

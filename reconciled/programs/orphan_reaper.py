@@ -1,12 +1,13 @@
-"""Reaping what nobody owns: zombies of processes that our programs left behind.
+"""Reaping orphans: zombies of processes that programs left behind and that have no owner.
 
-1. Nobody's exit status is taken: a zombie is reaped only if no owner, and no live object in
-   this process, claims it, in two looks at least LOOKS_APART seconds apart. That interval
-   also covers a fork which is just being registered.
-2. What escaped its group is reported once, never killed: it may be meant to stay.
+1. A zombie is reaped only if two scans at least SCAN_INTERVAL seconds apart find that no owner
+   and no live object in this process claims it. So no owner loses an exit status, and the
+   interval also covers a fork that is not registered yet.
+2. A process that left its group is reported once and never killed: it may be a daemon that is
+   meant to continue.
 
-Rejected: waitpid(-1), which steals the status of children that others wait for, and reports
-theirs as 0; and SIGCHLD set to SIG_IGN, which does so for all of them.
+Rejected: waitpid(-1), which steals the status of children that other code waits for and makes
+that code read 0; and SIGCHLD set to SIG_IGN, which does so for all of them.
 """
 
 from __future__ import annotations
@@ -25,47 +26,48 @@ from reconciled.programs.children import Children
 from reconciled.programs.processes import Process, children_of, set_child_subreaper
 
 SCAN_INTERVAL = 0.5
-# A burst of SIGCHLD is one look.
+# A burst of SIGCHLD causes one scan.
 DEBOUNCE = 0.05
-# A claimed zombie is somebody's business: to look for the claim costs 10-30 ms.
+# Seconds for which a claim on a zombie is not checked again: a check costs 10-30 ms.
 CLAIM_TTL = 30.0
 
 Identity = tuple[int, int]  # pid and start time
 
 
 def become_subreaper() -> None:
-    """Make this process the one that orphans below it fall to, and exit statuses reliable.
+    """Make this process adopt orphans below it, and make exit statuses reliable.
 
-    Called once, in the main thread, before any program is started. Raises OSError.
+    Call it once, in the main thread, before any program is started. Raises OSError.
 
-    A parent that ignores SIGCHLD gives that to us, and then the kernel drops every exit
-    status. Other ignored signals would be handed down to our programs, which could then not
-    be told to end; Python itself ignores SIGPIPE and SIGXFSZ, and undoes that when it forks.
+    This process inherits an ignored SIGCHLD from its parent, and then the kernel drops every exit
+    status. Programs would inherit other ignored signals, such as SIGTERM, and could not be
+    stopped by them. Python itself ignores SIGPIPE and SIGXFSZ, and restores them when it forks.
     """
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is signal.SIG_IGN:
-            with contextlib.suppress(OSError):  # taken by the C library
+            with contextlib.suppress(OSError):  # reserved by the C library
                 signal.signal(number, signal.SIG_DFL)
     set_child_subreaper()
 
 
 @attrs.define(eq=False)
 class OrphanReaper:
-    """The service that reaps them. The host calls look() at each SIGCHLD, in the loop."""
+    """The service that reaps orphans. The daemon calls request_scan() at each SIGCHLD."""
 
     children: Children
     log: Any  # with structlog's interface: info(event, **fields)
     clock: Callable[[], float] = trio.current_time
     _wake: trio.Event = attrs.field(factory=trio.Event, init=False)
-    # Unclaimed zombies, with the time of the first look.
+    # Unclaimed zombies, with the time of the first scan that found them.
     _suspects: dict[Identity, float] = attrs.field(factory=dict, init=False)
     # Zombies that a live object claims, with the time of the claim.
     _claimed: dict[Identity, float] = attrs.field(factory=dict, init=False)
+    # Live processes without an owner, with the time of the first scan that found them.
     _unowned: dict[Identity, float] = attrs.field(factory=dict, init=False)
     _reported: set[Identity] = attrs.field(factory=set, init=False)
 
     def request_scan(self) -> None:
-        """Some child changed: have a look soon. Cheap, and harmless when it was none of ours."""
+        """Scan soon, because some child changed. Cheap; a needless call is harmless."""
         self._wake.set()
 
     async def reap(self) -> None:
@@ -73,12 +75,12 @@ class OrphanReaper:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            while self._scan():  # noqa: ASYNC110 time itself is what the second look waits for
+            while self._scan():  # noqa: ASYNC110 the second scan waits for time alone
                 await trio.sleep(SCAN_INTERVAL)
             await trio.sleep(DEBOUNCE)
 
     def _scan(self) -> bool:
-        """Look once; whether to look again soon."""
+        """Scan once; whether another scan is due soon."""
         now = self.clock()
         found = {(p.pid, p.started): p for p in children_of(os.getpid())}
         for past in (self._suspects, self._claimed, self._unowned):
@@ -105,7 +107,7 @@ class OrphanReaper:
             if now - self._claimed.get(identity, -CLAIM_TTL) < CLAIM_TTL:
                 return None
             return self._suspects.setdefault(identity, now)
-        # In our own group: a helper of this process, such as multiprocessing's.
+        # In the daemon's own group: its own helper, such as multiprocessing's.
         if process.group == os.getpgrp() or self.children.owns(process.group):
             return None
         if identity in self._reported:
@@ -137,9 +139,9 @@ class OrphanReaper:
 def _claims(pids: Iterable[int]) -> set[int]:
     """Those of *pids* that an object of this process waits for.
 
-    Plugins start programs by subprocess, trio, asyncio or multiprocessing: at the bottom of
-    each is an object of a class named Popen that has a pid and no returncode yet. Its
-    attributes are read past its properties, which might reap.
+    Plugins may start programs by subprocess, trio, asyncio or multiprocessing: each uses an
+    object of a class named Popen or Process that has a pid and no returncode yet. Its __dict__ is
+    read, because its properties might reap.
     """
     wanted = set(pids)
     claims = set()

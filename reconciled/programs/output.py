@@ -1,12 +1,12 @@
-"""Where a program's output goes: a file of bounded size, of which the newest part stays.
+"""The output file of a program: bounded in size, keeping the newest part.
 
-1. Programs write to the file directly and append: nothing that we do, our death included,
-   breaks their output or makes them wait. A pipe would do both.
-2. Over the limit the oldest part goes. A program is never killed or refused a write for its
-   output (RLIMIT_FSIZE would do that, to its other files too), so that between two looks the
-   file may be larger than its limit.
-3. Nothing newer than the limit is lost: while writers live, the old part is given back to the
-   file system in place (a hole, offsets stay as they are); it is cut off when they have ended.
+1. Programs append to the file directly: nothing that the daemon does, its death included, breaks
+   their output or makes them wait. A pipe would do both.
+2. Above the limit the oldest part is removed. A program is never killed or refused a write for
+   its output (RLIMIT_FSIZE would do that, to its other files too), so the file may exceed its
+   limit between two checks.
+3. The newest bytes up to the limit are never lost. While the program runs, a hole replaces the
+   oldest part and offsets do not change; after it has ended, the file is rewritten without it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def printable_tail(data: bytes, redact: Callable[[str], str] = str) -> tuple[str, ...]:
-    """The last lines in *data*, fit for a log or a terminal: bounded, and no control codes.
+    """The last lines of *data*, bounded and without control codes, for a log or a terminal.
 
-    *redact* comes before anything is cut: half a secret would be recognised by nobody.
+    *redact* is applied before lines are cut: it could not recognise a part of a secret.
     """
     text = redact(_ESCAPES.sub("", data.decode("utf-8", "replace"))).expandtabs(4)
     lines = (
@@ -47,26 +47,26 @@ def printable_tail(data: bytes, redact: Callable[[str], str] = str) -> tuple[str
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make *directory* and what lacks above it, for the owner alone. Raises OSError."""
+    """Make *directory* and its missing parents with mode 0700. Raises OSError."""
     if directory.is_dir():
         return
     make_private_directory(directory.parent)
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:
-        if not directory.is_dir():  # else another program's call was faster
+        if not directory.is_dir():  # otherwise another thread made it first
             raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(directory)) from None
 
 
 @attrs.define(eq=False)
 class Output:
-    """The output file of one program, open for looking after it; made by Output.open()."""
+    """The output file of one program, open to keep it bounded; made by Output.open()."""
 
     path: Path
     limit: int  # bytes
     _file: int  # not opened for append: with O_APPEND, pwrite() would append as well
     _start: int  # where this program's own output begins
-    _freed: int = 0  # everything before is a hole
+    _freed: int = 0  # everything before this offset is a hole
 
     @classmethod
     def open(cls, path: Path, limit: int) -> Output:
@@ -77,12 +77,12 @@ class Output:
         return cls(path, limit, file, os.fstat(file).st_size)
 
     def close(self) -> None:
-        """Look after it no more; a writer may live on."""
+        """Close this descriptor; the program's own is not affected."""
         os.close(self._file)
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """A descriptor that appends, to be handed to the program."""
+        """A descriptor for the program that appends to the file."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         writer = os.open(self.path, flags)
         try:
@@ -92,49 +92,49 @@ class Output:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether trim() has something to do."""
+        """Whether trim() would free anything."""
         return os.fstat(self._file).st_size - self._freed > self.limit + _BLOCK
 
     def trim(self) -> None:
-        """Give the oldest part back, while the program writes on.
+        """Free the oldest part while the program continues to write.
 
-        Where that fails the file stays too large: no reason to end a program.
+        If that fails, the file remains too large, and the program is not affected.
         """
         end = (os.fstat(self._file).st_size - self.limit) // _BLOCK * _BLOCK
         try:
             _punch_hole(self._file, self._freed, end - self._freed)
         except OSError:
-            # A file system without holes: what is written during the copy is lost, which is
-            # better than a full disk.
+            # The file system has no holes. What the program writes during the copy is lost,
+            # which is better than a full disk.
             self.compact()
         else:
             self._freed = end
 
     def compact(self) -> None:
-        """Cut the file down to its newest part, once nobody writes any more."""
+        """Rewrite the file with its newest part alone, after the program has ended."""
         size = os.fstat(self._file).st_size
         if size <= self.limit:
             return
         with contextlib.suppress(OSError):
             newest = os.pread(self._file, self.limit, size - self.limit)
-            newest = newest[newest.find(b"\n") + 1 :]  # begin with a whole line, if there is one
+            newest = newest[newest.find(b"\n") + 1 :]  # begin with a complete line, if there is one
             _write_all(self._file, newest)
             os.ftruncate(self._file, len(newest))
             self._start = max(0, self._start - (size - len(newest)))
             self._freed = 0
 
     def tail(self, redact: Callable[[str], str] = str) -> tuple[str, ...]:
-        """The last lines that this program wrote, fit for a log; *redact* hides secrets."""
+        """The last lines that this program wrote, for a log; *redact* hides secrets."""
         size = os.fstat(self._file).st_size
         start = max(self._start, size - min(_TAIL, self.limit))
         data = os.pread(self._file, max(0, size - start), start)
         if start > self._start:
-            data = data[data.find(b"\n") + 1 :]  # begin with a whole line, if there is one
+            data = data[data.find(b"\n") + 1 :]  # begin with a complete line, if there is one
         return printable_tail(data, redact)
 
 
 def _punch_hole(file: int, offset: int, length: int) -> None:
-    """Give a part of *file* back to the file system: it reads as zeros, nothing moves."""
+    """Free a part of *file*: it reads as zeros, and offsets do not change. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     if libc.fallocate(file, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:

@@ -24,29 +24,29 @@ _GET_CHILD_SUBREAPER = 37
 
 @attrs.frozen
 class Process:
-    """One process, as it was when it was looked at."""
+    """One process, as it was when /proc was read."""
 
     pid: int
     parent: int
     group: int
     session: int
     state: str  # one letter, as in proc(5): R, S, D, Z …
-    started: int  # clock ticks after boot: with the pid, its identity
-    name: str  # what it runs, at most 15 bytes; never its arguments, which may hold secrets
+    started: int  # clock ticks after boot; identifies the process together with the pid
+    name: str  # of its executable, at most 15 bytes; arguments are not read: they may hold secrets
 
     @property
     def alive(self) -> bool:
-        """False for a zombie: it runs nothing any more."""
+        """False for a zombie: it has ended and executes nothing."""
         return self.state not in "ZX"
 
 
 def find_process(pid: int) -> Process | None:
-    """The process *pid*, or None where there is none that we may see."""
+    """The process *pid*; None if it does not exist or is hidden from this process."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The name stands in parentheses and may contain anything, parentheses included.
+    # The name is in parentheses and may contain any byte, parentheses included.
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
     return Process(
@@ -63,8 +63,8 @@ def find_process(pid: int) -> Process | None:
 def children_of(pid: int) -> Iterator[Process]:
     """The children of *pid*, zombies included.
 
-    Read from its threads' lists, because a pass over the whole of /proc costs 15 µs for
-    each process of the machine.
+    Reads the lists of its threads, because a pass over the whole of /proc costs 15 µs for each
+    process of the machine.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for thread in os.listdir(_PROC / str(pid) / "task"):  # noqa: PTH208 names are all we need
@@ -72,7 +72,7 @@ def children_of(pid: int) -> Iterator[Process]:
 
 
 def _children_of_thread(pid: int, thread: str) -> Iterator[Process]:
-    # A thread may end between the listing and the read: its children are then another one's.
+    # A thread may end between the listing and the read: another thread then has its children.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         for child in (_PROC / str(pid) / "task" / thread / "children").read_bytes().split():
             process = find_process(int(child))
@@ -81,12 +81,12 @@ def _children_of_thread(pid: int, thread: str) -> Iterator[Process]:
 
 
 def descendants_of(pid: int) -> Iterator[Process]:
-    """Everything below *pid*, parents before their children, zombies included."""
+    """All descendants of *pid*, parents before their children, zombies included."""
     waiting = [pid]
     seen = {pid}
     while waiting:
         for process in children_of(waiting.pop()):
-            # Somebody who changes parents during the walk would otherwise be met twice.
+            # A process that changes parents during the walk would otherwise be listed twice.
             if process.pid not in seen:
                 seen.add(process.pid)
                 waiting.append(process.pid)
@@ -94,7 +94,7 @@ def descendants_of(pid: int) -> Iterator[Process]:
 
 
 def all_processes() -> Iterator[Process]:
-    """Every process that we may see."""
+    """Every process that is not hidden from this one."""
     for name in os.listdir(_PROC):  # noqa: PTH208 names are all we need
         if name.isdigit():
             process = find_process(int(name))

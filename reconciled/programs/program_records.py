@@ -1,7 +1,7 @@
-"""What stands in ``STATE/operations/ID/`` about programs: who runs, and how it ended.
+"""Records of an operation's programs in ``STATE/operations/ID/``: which one ran, how it ended.
 
-``child`` and ``end`` are written by the small parent, each as a whole and durably: a reader
-sees the old or the new one. What cannot be read is damage, and never means "nobody".
+The small parent writes ``child`` and ``end``, each atomically and durably: a reader sees the old
+or the new one. A record that cannot be read is damaged; it never means that no program runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @attrs.frozen
 class Identity:
-    """A process, told from every other of its boot by number and start time."""
+    """A process, identified among all of its boot by pid and start time."""
 
     pid: int
     started: int  # clock ticks after boot
@@ -31,9 +31,9 @@ class Identity:
 
 @attrs.frozen
 class Assignment:
-    """What a program is started for.
+    """The attempt and action that a program is started for.
 
-    deadline  monotonic seconds of this boot at which its critical part is over; None: none is
+    deadline  end of its critical section, in monotonic seconds of this boot; None without one
     """
 
     boot_id: str
@@ -43,13 +43,13 @@ class Assignment:
     deadline: float | None
 
     def to_json_prefix(self) -> bytes:
-        """A JSON object without its end, for the small parent to complete."""
+        """The beginning of a JSON object, which the small parent completes."""
         return json.dumps(attrs.asdict(self)).encode().removesuffix(b"}") + b", "
 
 
 @attrs.frozen
 class ChildRecord:
-    """``child``: the program of an operation that was started last."""
+    """``child``: the last program that the operation started, and its small parent."""
 
     assignment: Assignment
     program: Identity
@@ -58,7 +58,7 @@ class ChildRecord:
 
 @attrs.frozen
 class EndRecord:
-    """``end``: how a program ended; by "reap" where that ended it and nobody else took note."""
+    """``end``: how a program ended; *by* is "reap" if ``reap`` ended it and recorded the end."""
 
     assignment: Assignment
     program: Identity
@@ -68,12 +68,12 @@ class EndRecord:
     by: str = ""
 
     def matches(self, child: ChildRecord) -> bool:
-        """Whether it is the end of that very program."""
+        """Whether this is the end of the program in *child*."""
         return self.assignment == child.assignment and self.program == child.program
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from every other; empty where nothing does."""
+    """The id of the machine's current boot; empty if the kernel provides none."""
     try:
         return _BOOT.read_text("ascii").strip()
     except OSError:
@@ -81,7 +81,7 @@ def boot_id() -> str:
 
 
 def read_child(directory: Path) -> ChildRecord | None:
-    """The program that was started last; None where none was. Raises Damaged, OSError."""
+    """The last program that was started, or None. Raises RecordDamaged, OSError."""
     file = directory / CHILD
     data = _read(file)
     if data is None:
@@ -95,7 +95,7 @@ def read_child(directory: Path) -> ChildRecord | None:
 
 
 def read_end(directory: Path) -> EndRecord | None:
-    """How the program that ended last did; None where none has. Raises Damaged, OSError."""
+    """The end of the last program that ended, or None. Raises RecordDamaged, OSError."""
     file = directory / END
     data = _read(file)
     if data is None:
@@ -114,7 +114,7 @@ def read_end(directory: Path) -> EndRecord | None:
 
 
 def write_end(directory: Path, end: EndRecord) -> None:
-    """Record an end in the place of a small parent that is gone. Raises OSError."""
+    """Record *end* durably, as a small parent that was killed would have. Raises OSError."""
     data = attrs.asdict(end)
     data.update(data.pop("assignment"))
     with lock_directory(directory) as handle:
@@ -134,9 +134,9 @@ def _read(file: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise _damage(file, error) from error
     if not isinstance(data, dict):
-        raise RecordDamaged(f"{file} is no record: it was damaged")
+        raise RecordDamaged(f"{file} is damaged: not a JSON object")
     return data
 
 
 def _damage(file: Path, error: Exception) -> RecordDamaged:
-    return RecordDamaged(f"{file} is no record ({error!r}): it was damaged")
+    return RecordDamaged(f"{file} is damaged: not a valid record ({error!r})")

@@ -1,14 +1,15 @@
-"""Running programs: in a group of their own, bounded in time and output, never half-owned.
+"""Running a program to its end: in its own process group, bounded in time and output.
 
-1. Argument lists only, no shell. Standard input is a file in memory, output goes to a file:
-   no pipe that blocks a program, or breaks when this process dies.
-2. Ordinary programs get SIGTERM when their caller is cancelled, and SIGKILL at the end of its
-   cleanup allowance. Inside a critical section nothing comes before ``min(5 s, budget / 4)``
-   ahead of its deadline: then SIGTERM, and SIGKILL at the deadline.
-3. The whole group gets both, and members that outlive their leader get the same.
-4. The call is over when the program has ended, whoever still holds its output open.
-5. A program of an operation outlives this process, and how it ends is durable all the same
-   (``parent``). A stop ends it by the same rules as any other.
+1. Argument lists only, no shell. Standard input is a file in memory and output goes to a file: a
+   pipe would block the program, or break when the daemon dies.
+2. An ordinary program gets SIGTERM when its caller is cancelled, and SIGKILL at the end of the
+   caller's cleanup allowance. In a critical section it gets SIGTERM ``min(5 s, budget / 4)``
+   before the section's deadline, and SIGKILL at the deadline.
+3. Both signals go to the whole group, and members that outlive their leader get both, too.
+4. The call returns when the program and its group have ended, even if a process outside the group
+   still holds the output open.
+5. A program of an operation can outlive the daemon; its small parent then records how it ends. A
+   stop ends it by the same rules as any other program.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from reconciled.stop import Section, cleanup_scope, covering_section
 from reconciled.threads import in_thread
 
 OUTPUT_LIMIT = 1024 * 1024
-# A program can write 1 GB a second straight to its file, whatever we do: looking more often
-# costs more than it saves.
+# Seconds between two checks of the output's size. A program can write 1 GB a second to its file
+# in any case: more checks cost more than they save.
 POLL_INTERVAL = 0.25
 TERM_LEAD = 5.0  # seconds between SIGTERM and the deadline of a critical section, at most
-# What the kernel may take to end a killed group. Beyond it sits in a system call that
-# nothing ends; to wait on would only take the rest of the stop down with it.
+# Seconds that the kernel may take to end a killed group. A process that takes longer is blocked
+# in a system call that no signal ends, and waiting for it would delay the rest of the stop.
 KILL_TIMEOUT = 1.0
 
 __all__ = ["Ended", "JournaledOperation", "ProgramFailed", "program_environment", "run_program"]
@@ -55,7 +56,7 @@ class JournaledOperation(Protocol):
 
     @property
     def attempt(self) -> int:
-        """1 for the first one."""
+        """The number of the attempt; the first is 1."""
 
     @property
     def epoch(self) -> int:
@@ -63,7 +64,7 @@ class JournaledOperation(Protocol):
 
     @property
     def last_step(self) -> str:
-        """The last step that is durable."""
+        """The last durable step; empty before the first."""
 
     @property
     def directory(self) -> Path:
@@ -81,34 +82,34 @@ async def run_program(  # noqa: PLR0913 one required argument
     directory: Path | None = None,
     output_limit: int = OUTPUT_LIMIT,
 ) -> Ended:
-    """Run the program *argv* to its end, and tell how it ended; see Ended.check().
+    """Run the program *argv* to its end, and return how it ended; see Ended.check().
 
-    operation     whose program it is, one at a time: it is started only once that is durable,
-                  goes on where the daemon is killed, and is told its identity (RECONCILED_*)
-    output        directory for its output, made if it lacks; by default the operation's, else
-                  ``request.output``; the file in it is NAME.log, and is appended to
-    name          what it does, as in ``apply``; by default the program's file name
-    environment   on top of the daemon's own, without what is meant for the daemon alone
-    directory     where it runs; argument 0 with a slash is relative to it
-    output_limit  bytes of output that are kept, the newest
+    operation     the operation it belongs to, which runs one program at a time: the program is
+                  started after its identity is durable, continues if the daemon is killed, and
+                  gets the operation's identity in RECONCILED_* variables
+    output        directory for its output, made if missing; by default the operation's; without
+                  an operation pass ``request.output``. Output is appended to NAME.log there
+    name          its action, as in ``apply``; by default the program's file name
+    environment   added to the daemon's, without the variables meant for the daemon alone
+    directory     its working directory; an argument 0 with a slash is relative to it
+    output_limit  bytes of output to keep, the newest
 
-    Raises ProgramFailed if it cannot be started. When cancelled, ends the program and its
-    group (SIGTERM, then SIGKILL when the cleanup allowance is over) before trio.Cancelled
-    goes on; inside a critical section it runs on until that nears its deadline.
+    Raises ProgramFailed if it cannot be started. A cancellation ends the program and its group
+    (SIGTERM, then SIGKILL at the end of the cleanup allowance) before trio.Cancelled is raised;
+    inside a critical section the program continues until shortly before the deadline.
     """
     arguments = _checked_arguments(argv)
     action = name or Path(arguments[0]).name
     if output is None and operation is None:
-        raise TypeError("run_program() needs to know where output goes: output=request.output")
+        raise TypeError("run_program() needs an output directory: pass output=request.output")
     with _exclusive_program(operation):
         variables = program_environment({**(environment or {}), **_operation_variables(operation)})
         launch = Launch(arguments, directory, variables, stdin)
-        place = output or (operation.directory if operation else Path())
-        file = place / f"{action}.log"
+        file = (output or (operation.directory if operation else Path())) / f"{action}.log"
         try:
             log = Output.open(file, output_limit)
         except OSError as error:
-            message = f"{arguments[0]}: its output cannot go to {file}: {error.strerror}"
+            message = f"cannot start {arguments[0]}: its output file {file}: {error.strerror}"
             raise ProgramFailed(message) from error
         with contextlib.closing(log):
             return await _run(launch, log, operation, action)
@@ -116,13 +117,13 @@ async def run_program(  # noqa: PLR0913 one required argument
 
 @contextlib.contextmanager
 def _exclusive_program(operation: JournaledOperation | None) -> Iterator[None]:
-    """Its turn to run a program: what is durable of them has room for one."""
+    """Exclude a second program of *operation*: its records have room for one."""
     running = current_children().operations
     if operation is None:
         yield
         return
     if operation.id in running:
-        raise RuntimeError(f"operation {operation.id} runs a program already: one at a time")
+        raise RuntimeError(f"operation {operation.id} already runs a program: wait for its end")
     running.add(operation.id)
     try:
         yield
@@ -131,17 +132,17 @@ def _exclusive_program(operation: JournaledOperation | None) -> Iterator[None]:
 
 
 def _operation_variables(operation: JournaledOperation | None) -> dict[str, str]:
-    """What a program is told about its operation."""
+    """The RECONCILED_* variables of a program of *operation*."""
     if operation is None:
         return {}
     try:
-        noted = read_steps(operation.directory)
+        steps = read_steps(operation.directory)
     except (StepsDamaged, OSError) as error:
-        raise ProgramFailed(f"which steps are done is unknown: {error}") from error
+        raise ProgramFailed(f"cannot read the operation's recorded steps: {error}") from error
     return {
         "RECONCILED_OPERATION": operation.id,
         "RECONCILED_ATTEMPT": str(operation.attempt),
-        "RECONCILED_STEP": noted[-1].name if noted else operation.last_step,
+        "RECONCILED_STEP": steps[-1].name if steps else operation.last_step,
         "RECONCILED_EPOCH": str(operation.epoch),
         "RECONCILED_HANDLE": format_handle(operation.directory.absolute(), operation.attempt),
     }
@@ -172,9 +173,9 @@ async def _run(
     tail = log.tail(current_children().redact)
     ended = Ended(launch.arguments[0], code, number, trio.current_time() - began, tail)
     if warned and section is not None and code is None:
-        # It ended by our signal, not by a word of its own: that is a cut section, and no
-        # failed program. The section says so; it need not wait for its deadline any more.
-        section.cut(f"{ended}, sent ahead of the deadline")
+        # The daemon's signal ended it: the section was cut, and the program did not fail. The
+        # section reports that and need not wait for its deadline.
+        section.cut(f"{ended} (SIGTERM was sent before the deadline)")
         await trio.sleep_forever()
     return ended
 
@@ -184,7 +185,7 @@ def _supervision(
 ) -> Supervision | None:
     if operation is None:
         return None
-    # Monotonic time of this boot: what the next daemon, and reap, can still make sense of.
+    # In monotonic time of this boot, which the next daemon and ``reap`` can read as well.
     deadline = None if section is None else time.monotonic() + section.remaining
     return Supervision(
         operation.directory.absolute(),
@@ -195,7 +196,7 @@ def _supervision(
 async def _start(
     launch: Launch, log: Output, supervision: Supervision | None, section: Section | None
 ) -> Child:
-    """Start it in a thread; a cancellation meanwhile is delivered at the next checkpoint."""
+    """Start it in a thread; a cancellation meanwhile acts at the next checkpoint."""
     children = current_children()
     task = trio.lowlevel.current_task().name
     owner = Owner(launch.arguments[0], task, section is not None)
@@ -212,7 +213,7 @@ async def _start(
 
 
 async def _wait_ended(child: Child, log: Output) -> None:
-    """Wait for the program itself, and keep its output bounded."""
+    """Wait for the end of the program itself, and keep its output bounded."""
     while not child.ended:
         with trio.move_on_after(POLL_INTERVAL):
             await child.wait()
@@ -221,12 +222,12 @@ async def _wait_ended(child: Child, log: Output) -> None:
 
 async def _trim_output(log: Output) -> None:
     if log.is_over_limit:
-        # To give back 300 MB takes 10-50 ms, too long for the loop.
+        # Freeing 300 MB takes 10-50 ms, too long for the event loop.
         await in_thread(log.trim, limiter=current_children().limiter)
 
 
 def _kill_deadline(child: Child, section: Section | None, *, warned: bool) -> float:
-    """When patience ends with what still lives of the group, in trio's time."""
+    """When live processes of the group get SIGKILL, in trio's time."""
     if warned and not child.ended:
         return trio.current_time()
     allowance = cleanup_scope().deadline
@@ -234,7 +235,7 @@ def _kill_deadline(child: Child, section: Section | None, *, warned: bool) -> fl
 
 
 async def _end_group(child: Child, log: Output, kill_at: float) -> None:
-    """Leave no living member behind: SIGTERM, and SIGKILL at *kill_at*."""
+    """End each live process of the group: SIGTERM, and SIGKILL at *kill_at*."""
     if child.ended and not child.members():
         return
     if kill_at > trio.current_time():
@@ -256,7 +257,7 @@ async def _wait_group_ended(child: Child, log: Output) -> None:
 
 
 def _reap_or_abandon(child: Child) -> tuple[int | None, int | None]:
-    """Reap it. One that not even SIGKILL ended is left to the reaper of orphans."""
+    """Reap it; leave one that SIGKILL did not end to the orphan reaper."""
     try:
         if child.ended:
             return child.reap()

@@ -1,19 +1,20 @@
-"""The small parent over one program of an operation: it outlives the daemon, and keeps the end.
+"""The small parent of one program of an operation: it outlives the daemon and records the end.
 
-Run as ``python -I -S -E`` in a group of its own, with two descriptors as arguments: from the
-first comes the order, marshalled by the same interpreter (before it, this module's own code);
-the second is a socket to the daemon, and its end of file means that the daemon is gone.
+It runs as ``python -I -S -E`` in a process group of its own, with two descriptors as arguments.
+The first holds this module's code and the launch request, both marshalled by the same
+interpreter; the second is a socket to the daemon, whose end of file means that the daemon has
+ended.
 
-1. The program is executed only once its identity is durable in ``child``, and the daemon that
-   wants it, which is told of it, has said so.
-2. How it ended is durable in ``end`` before anybody is told; where that cannot be written, the
-   daemon is told at once and the writing is tried on.
-3. The ended program is not reaped before its group is dealt with: until then it holds the
-   number of the group. The daemon does that, or this process where the daemon is gone.
-4. No signal meant to stop a service ends it: it ends by itself, soon after its program.
+1. The program is executed after its identity is durable in ``child``, and after the daemon has
+   received that identity and approved the start.
+2. The end is durable in ``end`` before the daemon is informed. If it cannot be written, the daemon
+   is informed at once, and writing is retried.
+3. The ended program is reaped after its group has ended: until then it keeps the group's number.
+   The daemon ends the group, or this process does if the daemon has ended.
+4. It ignores the signals that stop a service, and exits soon after its program has ended.
 
-It imports only what is inside the interpreter, which takes 8 ms: ``os`` adds 1, ``json`` 9.
-Rejected: a shell, which starts in 1 ms, but has neither start times nor a sync of directories.
+It imports only built-in modules, so it starts in 8 ms: ``os`` would add 1 ms, ``json`` 9 ms.
+Rejected: a shell, which starts in 1 ms, but can neither read start times nor sync a directory.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ IGNORED_SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQ
 RESTORED_SIGNALS = (
     _signal.SIGPIPE,
     _signal.SIGXFSZ,
-)  # Python ignores them; no program expects that
-GRACE = 5.0  # seconds between SIGTERM and SIGKILL for what outlives a program and its daemon
-WRITE_RETRY_TIMEOUT = 600.0  # seconds for which an end that cannot be written is tried again
+)  # Python ignores both; programs expect the default
+GRACE = 5.0  # seconds from SIGTERM to SIGKILL for members that outlive the program
+WRITE_RETRY_TIMEOUT = 600.0  # seconds for which a failed write of the end is retried
 NOT_STARTED = 127
-_NOT_FOUND = (2, 20)  # ENOENT, ENOTDIR: the next directory of PATH may have it
+_NOT_FOUND = (2, 20)  # ENOENT, ENOTDIR: the next directory of PATH is tried
 _POLL_INTERVAL = 0.05
 
-# directory, arguments, files to execute in turn, environment, working directory,
-# and the beginning of both records: a JSON object that lacks its last fields.
+# Operation's directory, arguments, files to execute in turn, environment, working directory, and
+# the beginning of both records: a JSON object without its last fields.
 LaunchRequest = tuple[bytes, list[bytes], list[bytes], dict[bytes, bytes], "bytes | None", bytes]
 
 
 def main() -> int:
-    """Start, watch, record and clean up; the exit code interests nobody."""
+    """Start, wait, record and clean up; no process reads the exit code."""
     source, daemon = int(sys.argv[1]), int(sys.argv[2])
     posix.set_inheritable(daemon, False)  # noqa: FBT003 - it takes no keywords
-    order = _read_launch_request(source)
-    directory = posix.open(order[0], posix.O_RDONLY | posix.O_DIRECTORY)
-    pid, go, failed = _fork(order)
+    request = _read_launch_request(source)
+    directory = posix.open(request[0], posix.O_RDONLY | posix.O_DIRECTORY)
+    pid, go, failed = _fork(request)
     for number in IGNORED_SIGNALS:
         _signal.signal(number, _signal.SIG_IGN)
     started = _start_time(b"%d" % pid)
-    record = order[5] + b'"program": {"pid": %d, "started": %d}' % (pid, started)
+    record = request[5] + b'"program": {"pid": %d, "started": %d}' % (pid, started)
     mine = b'"parent": {"pid": %d, "started": %d}' % (posix.getpid(), _start_time(b"self"))
     try:
         _write_durably(directory, "child", record + b", " + mine + b"}\n")
@@ -73,12 +74,12 @@ def _read_launch_request(source: int) -> LaunchRequest:
     while part := posix.read(source, 65536):
         data += part
     posix.close(source)
-    order: LaunchRequest = marshal.loads(data)  # noqa: S302 - our own daemon wrote it, in memory
-    return order
+    request: LaunchRequest = marshal.loads(data)  # noqa: S302 - the daemon wrote it, in memory
+    return request
 
 
-def _fork(order: LaunchRequest) -> tuple[int, int, int]:
-    """The waiting program: its pid, what lets it go, and what tells why it could not."""
+def _fork(request: LaunchRequest) -> tuple[int, int, int]:
+    """Fork the program: its pid, a pipe that lets it execute, one that returns an error number."""
     may_go, go = posix.pipe()
     failed, why = posix.pipe()
     pid = posix.fork()
@@ -88,19 +89,19 @@ def _fork(order: LaunchRequest) -> tuple[int, int, int]:
             posix.setpgid(0, 0)
             posix.close(go)
             if posix.read(may_go, 1) == b"g":
-                posix.write(why, b"%d" % _execute(order))
+                posix.write(why, b"%d" % _execute(request))
         finally:
             posix._exit(code)  # noqa: SLF001 - its public name
-    # Here too: whichever of the two is first.
+    # In both processes, since either may run first.
     posix.setpgid(pid, pid)
     posix.close(may_go)
     posix.close(why)
     return pid, go, failed
 
 
-def _execute(order: LaunchRequest) -> int:
-    """Become the program; the error number if that fails."""
-    _, arguments, files, environment, where, _ = order
+def _execute(request: LaunchRequest) -> int:
+    """Execute the program; returns the error number if that fails."""
+    _, arguments, files, environment, where, _ = request
     for number in RESTORED_SIGNALS:
         _signal.signal(number, _signal.SIG_DFL)
     raise_oom_score(b"/proc/self/oom_score_adj")
@@ -121,10 +122,10 @@ def _execute(order: LaunchRequest) -> int:
 
 
 def raise_oom_score(file: bytes) -> None:
-    """Where memory runs out, the program is ended before its daemon, and before this process.
+    """Raise a negative out-of-memory score in *file* to 0, so that the program is ended first.
 
-    A unit gives the daemon a score below 0, which would be inherited. To raise it takes no
-    right; where the kernel refuses all the same, or the process is gone, nothing is lost.
+    A unit gives the daemon a score below 0, and programs inherit it. Raising it needs no
+    privilege. An error is ignored: the kernel refused, or the process has ended.
     """
     try:
         score = posix.open(file, posix.O_RDONLY)
@@ -146,7 +147,7 @@ def _abort_start(pid: int, go: int, daemon: int, message: bytes) -> int:
 
 
 def _watch(pid: int, directory: int, daemon: int, record: bytes) -> None:
-    """Wait for the program, record its end, and let go of it when its group is dealt with."""
+    """Wait for the program, record its end, and reap it after its group has ended."""
     status = posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOWAIT)
     number = b"null" if status is None else b"%d" % status.si_status
     if status is not None and status.si_code == posix.CLD_EXITED:
@@ -165,7 +166,7 @@ def _watch(pid: int, directory: int, daemon: int, record: bytes) -> None:
         _end_group(pid, _signal.SIGTERM, GRACE)
     _end_group(pid, _signal.SIGKILL, 1.0)
     posix.waitpid(pid, 0)
-    # A daemon that lives has the end in its own journal.
+    # A running daemon has recorded the outcome in its journal.
     while alone and not durable and time.monotonic() < until:
         time.sleep(1)
         durable = _try_write_end(directory, record + fields)
@@ -194,14 +195,14 @@ def _write_durably(directory: int, name: str, data: bytes) -> None:
 
 
 def _sync_parent_directory(directory: int) -> None:
-    """The directory itself may be new."""
+    """Sync the parent directory: *directory* itself may be new."""
     above = posix.open("..", posix.O_RDONLY | posix.O_DIRECTORY, dir_fd=directory)
     posix.fsync(above)
     posix.close(above)
 
 
 def _start_time(who: bytes) -> int:
-    """Start time in ticks after boot: with the pid, its identity; 0 where it is gone."""
+    """Start time in ticks after boot; 0 if the process has ended."""
     return int(fields[19]) if (fields := _stat(who)) else 0
 
 
@@ -217,7 +218,7 @@ def _stat(who: bytes) -> list[bytes]:
 
 
 def _end_group(pid: int, number: int, timeout: float) -> None:
-    """Signal the program's group and wait for its members; *pid* is unreaped, so it is its own."""
+    """Signal the program's group and wait for its members. *pid* is unreaped, so not reused."""
     posix.killpg(pid, number)
     until = time.monotonic() + timeout
     while _has_members(pid) and time.monotonic() < until:
@@ -236,19 +237,19 @@ def _has_members(group: int) -> bool:
 def _send(listener: int, message: bytes) -> None:
     try:
         posix.write(listener, message)
-    except OSError:  # whoever listened is gone
+    except OSError:  # the receiver has ended
         return
 
 
 def _has_message(daemon: int) -> bool:
-    """Whether the daemon has said something or is gone; takes nothing out of the socket."""
+    """Whether a message of the daemon waits, or the daemon has ended. Receives nothing."""
     import select
 
     return bool(select.select([daemon], [], [], 0)[0])
 
 
 def _receive(daemon: int) -> bytes:
-    """What the daemon says next; empty when it is gone."""
+    """The daemon's next message; empty if the daemon has ended."""
     try:
         return posix.read(daemon, 16)
     except OSError:
@@ -256,4 +257,4 @@ def _receive(daemon: int) -> bytes:
 
 
 if __name__ == "__main__":
-    posix._exit(main())  # noqa: SLF001 - its public name; the interpreter's own end takes 2 ms
+    posix._exit(main())  # noqa: SLF001 - its public name; the interpreter's shutdown takes 2 ms

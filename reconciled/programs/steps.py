@@ -1,10 +1,10 @@
-"""Steps that a program notes by itself, with ``reconciled step``: one checksummed line each.
+"""Steps that a program records with ``reconciled step``: one checksummed line each.
 
-1. A line counts only as a whole. The last one may be torn by a crash: it is dropped, and cut
-   off before the next is written. Any other bad line is damage, and nothing is concluded.
-2. Noting a step that is there already is as durable as noting a new one: it is synced too.
+1. A line counts only if it is complete. A crash may tear the last one: readers ignore it, and the
+   next record replaces it. Any other bad line is damage, and the file is refused.
+2. Recording a step again is as durable as the first time: the file is synced then, too.
 
-Nothing heavy is imported here: ``reconciled step`` has 50 ms for everything.
+This module imports nothing heavy: ``reconciled step`` has 50 ms in total.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import zlib
 
 from reconciled.core.errors import StaleAttempt, StepsDamaged
-from reconciled.programs.attempts import lock_directory, read_attempt
+from reconciled.programs.attempts import CLOSED, lock_directory, read_attempt
 
 STEPS = "steps"
 MAX_NAME_LENGTH = 200  # characters
@@ -21,7 +21,7 @@ _MAX_BYTES = 16 * 1024 * 1024  # bytes read at most: some hundred thousand steps
 
 
 class RecordedStep:
-    """One step: by which attempt, and its name."""
+    """One recorded step: its name, and the attempt that recorded it."""
 
     __slots__ = ("attempt", "name")
 
@@ -34,7 +34,7 @@ class RecordedStep:
 
 
 def format_handle(directory: str | os.PathLike[str], attempt: int) -> str:
-    """What RECONCILED_HANDLE tells a program; opaque to it."""
+    """The value of RECONCILED_HANDLE, opaque to the program."""
     return f"{attempt}:{os.fspath(directory)}"
 
 
@@ -42,41 +42,50 @@ def parse_handle(handle: str) -> tuple[str, int]:
     """Directory and attempt in *handle*. Raises ValueError."""
     attempt, _, directory = handle.partition(":")
     if not attempt.isdecimal() or not directory.startswith("/"):
-        raise ValueError(f"RECONCILED_HANDLE is {handle!r}, and no handle of an operation")
+        raise ValueError(
+            f"RECONCILED_HANDLE is {handle!r}, not a handle of an operation: pass it on unchanged"
+        )
     return directory, int(attempt)
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for what is no name of a step."""
+    """Raise ValueError unless *name* is a valid step name."""
     if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(
-            f"{name!r} is no name of a step: write up to {MAX_NAME_LENGTH} printable characters"
+            f"{name!r} is not a step name: write 1 to {MAX_NAME_LENGTH} printable characters"
         )
 
 
 def record_step(directory: str, attempt: int, name: str) -> None:
-    """Note step *name* as done by *attempt*: durable when this returns.
+    """Record step *name* as done by *attempt*, durably.
 
-    Raises NotCurrent, StepsDamaged, ValueError for the name, and OSError: then it may be noted
-    or not.
+    Raises StaleAttempt, StepsDamaged, ValueError for the name, and OSError: then the step may be
+    recorded or not.
     """
     check_name(name)
     try:
         with lock_directory(directory) as handle:
             current = read_attempt(handle)
             if current != str(attempt):
-                raise StaleAttempt(f"attempt {attempt} is over: the operation is at {current}")
+                raise StaleAttempt(_stale_text(attempt, current))
             _append(handle, directory, attempt, name)
     except FileNotFoundError as error:
-        # The whole directory goes some time after the operation's end.
-        raise StaleAttempt(f"the operation of {directory} is over") from error
+        # The directory is removed some time after the operation has ended.
+        raise StaleAttempt(f"the operation of {directory} has ended") from error
+
+
+def _stale_text(attempt: int, current: str) -> str:
+    state = f"is at attempt {current}" if current.isdecimal() else "has no current attempt"
+    if current == CLOSED:
+        state = "has ended"
+    return f"attempt {attempt} is not current: the operation {state}"
 
 
 def read_steps(directory: str | os.PathLike[str]) -> list[RecordedStep]:
-    """The steps that are durable, in their order; each name once.
+    """The durable steps in their order; each name once.
 
-    Reading takes no lock: a line that is just being written is not durable yet, and is taken
-    for a torn one. Raises StepsDamaged, OSError.
+    Takes no lock: a line that is being written is not durable yet and is ignored like a torn one.
+    Raises StepsDamaged, OSError.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -99,11 +108,11 @@ def _append(handle: int, directory: str, attempt: int, name: str) -> None:
     file = os.open(STEPS, flags, 0o600, dir_fd=handle)
     try:
         data = _contents(file)
-        noted, whole = _parse(data, directory)
-        if all(step.name != name for step in noted):
+        recorded, whole = _parse(data, directory)
+        if all(step.name != name for step in recorded):
             os.ftruncate(file, whole)
             _write_all(file, _line(attempt, name), whole)
-        # Also for a repeated name: whoever wrote the line may have died before its sync.
+        # Also for a repeated name: its writer may have been killed before the sync.
         os.fsync(file)
     finally:
         os.close(file)
@@ -117,24 +126,24 @@ def _line(attempt: int, name: str) -> bytes:
 
 
 def _parse(data: bytes, directory: str | os.PathLike[str]) -> tuple[list[RecordedStep], int]:
-    """The steps in *data*, and how many bytes of it are whole lines."""
-    noted: list[RecordedStep] = []
+    """The steps in *data*, and how many bytes of it are complete lines."""
+    recorded: list[RecordedStep] = []
     whole = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         step = _step(line)
         if step is None:
             if whole + len(line) < len(data):
                 file = os.path.join(directory, STEPS)  # noqa: PTH118 pathlib takes 5 ms
-                raise StepsDamaged(f"{file}:{number}:1: the line is damaged, and not the last one")
+                raise StepsDamaged(f"{file}:{number}:1: damaged line before the last one")
             break
         whole += len(line)
-        if all(other.name != step.name for other in noted):
-            noted.append(step)
-    return noted, whole
+        if all(other.name != step.name for other in recorded):
+            recorded.append(step)
+    return recorded, whole
 
 
 def _step(line: bytes) -> RecordedStep | None:
-    """The step that *line* notes; None if it is no whole line."""
+    """The step in *line*; None if the line is incomplete or damaged."""
     checksum, _, text = line.removesuffix(b"\n").partition(b" ")
     attempt, _, name = text.partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):

@@ -1,11 +1,11 @@
-"""A program of an operation as its daemon sees it: with a small parent of ours in between.
+"""The daemon's side of a program under a small parent: start, wait, release.
 
-1. The outcome is what the small parent recorded, never an exit status that somebody may have
-   lost: no record, no outcome.
-2. The small parent is gone when the program is let go. Where this process gives up or dies, it
-   sees that from the closed socket, deals with the group by itself, and goes.
-3. The program's group is signalled only while its number is certainly its own: the small
-   parent, who does not reap it, may have been killed.
+1. The outcome is what the small parent recorded, never an exit status read elsewhere: without a
+   record there is no outcome.
+2. release() returns after the small parent has exited. If the daemon abandons the program or dies,
+   the small parent detects the closed socket, ends the group and exits.
+3. The program's group is signalled only while its pid certainly belongs to it: a killed small
+   parent no longer keeps the program unreaped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import Assignment, Identity, read_end
 
 _MESSAGE = 64  # bytes; longer ones are never sent
-# The small parent's code is handed to it compiled: from its file it takes 3-6 ms more of about
-# 11, and an upgrade of the package under a running daemon could take the file away.
+# The small parent gets its code compiled: reading the file adds 3-6 ms to about 11, and an upgrade
+# of the package under a running daemon may remove the file.
 _CODE = marshal.dumps(
     SourceFileLoader(small_parent.__name__, small_parent.__file__).get_code(small_parent.__name__)
 )
@@ -43,7 +43,7 @@ _BOOT = (
 
 @attrs.frozen
 class Supervision:
-    """For which operation a program is started, and what is noted of it beside its identity."""
+    """The operation of a program, and what is recorded beside the program's identity."""
 
     directory: Path  # STATE/operations/ID
     assignment: Assignment
@@ -51,7 +51,7 @@ class Supervision:
 
 @attrs.define(eq=False)
 class SupervisedHandle:
-    """The program, over it its small parent; made by start()."""
+    """A program with its small parent; made by start_supervised()."""
 
     pid: int
     started: int
@@ -59,7 +59,7 @@ class SupervisedHandle:
     _parent: subprocess.Popen[bytes]
     _pidfd: int  # of the program
     _socket: socket.socket
-    _orphaned: bool = attrs.field(default=False, init=False)  # its small parent is gone
+    _orphaned: bool = attrs.field(default=False, init=False)  # its small parent has ended
     _reported: tuple[int | None, int | None] | None = attrs.field(default=None, init=False)
 
     @property
@@ -69,35 +69,35 @@ class SupervisedHandle:
 
     @property
     def ended(self) -> bool:
-        """Whether its end is recorded, or it has ended and nobody is left to record that."""
+        """Whether its end was reported, or it has ended and no small parent can record that."""
         self._listen()
         return self._reported is not None or (self._orphaned and self._has_ended())
 
     @property
     def holds_pgid(self) -> bool:
-        """Whether the program is there, be it as a zombie."""
+        """Whether the program exists, alive or as a zombie."""
         process = find_process(self.pid)
         return process is not None and process.started == self.started
 
     async def wait(self) -> None:
-        """Return when the small parent has said something, or the orphaned program has ended."""
+        """Return at a message of the small parent, or at the end of the orphaned program."""
         await trio.lowlevel.wait_readable(self._pidfd if self._orphaned else self._socket)
 
     async def release(self) -> None:
-        """Tell the small parent to reap it, and wait for that; when cancelled, it is told."""
+        """Make the small parent reap it, and wait for that; a cancellation ends the wait only."""
         with contextlib.suppress(OSError):
             self._socket.send(b"r")
-        pidfd = os.pidfd_open(self._parent.pid)  # unreaped by us: it is there
+        pidfd = os.pidfd_open(self._parent.pid)  # a child that is not reaped yet, so it exists
         try:
             await trio.lowlevel.wait_readable(pidfd)
         finally:
             os.close(pidfd)
 
     def reap(self) -> tuple[int | None, int | None]:
-        """Exit code and signal, as recorded; none where there is no record."""
+        """Exit code and signal, as recorded; both None without a record."""
         self._listen()
         outcome = self._reported or self._read_outcome()
-        # An orphan of its small parent is our own child now, if we adopt orphans.
+        # If its small parent was killed, it is a child of this process, which adopts orphans.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         with contextlib.suppress(ChildProcessError):
@@ -106,13 +106,13 @@ class SupervisedHandle:
         return outcome
 
     def abandon(self) -> None:
-        """Close everything; the small parent goes on by itself, and ends after its program."""
+        """Close everything; the small parent continues alone and ends after its program."""
         self._socket.close()
         os.close(self._pidfd)
-        self._parent.returncode = 0  # we wait past its back; it would warn otherwise
+        self._parent.returncode = 0  # its status is read without Popen, which would warn
 
     def _listen(self) -> None:
-        """Take what the small parent has said since."""
+        """Receive the small parent's messages since the last call."""
         while self._reported is None and not self._orphaned:
             try:
                 message = self._socket.recv(_MESSAGE, socket.MSG_DONTWAIT)
@@ -151,12 +151,12 @@ def start_supervised(
     run_parent: Callable[[Sequence[str], tuple[int, int]], subprocess.Popen[bytes]],
     parents: set[int],
 ) -> SupervisedHandle:
-    """Start what *order* says under a small small_parent. Blocks, and syncs: for a thread.
+    """Start *launch_request* under a small parent. Blocks and syncs: call it in a thread.
 
-    run_parent  starts a command with two more descriptors, in a group of its own
-    parents     gets the small parent's pid at once, before anybody can wonder whose it is
+    run_parent  starts a command with two more descriptors, in a process group of its own
+    parents     gets the small parent's pid at once, so that no scan takes it for an orphan
 
-    Raises OSError, with the program's own error number where that could not be executed.
+    Raises OSError, with an error number only if the program itself could not be executed.
     """
     try:
         fence_unsynced(supervision.directory, supervision.assignment.attempt)
@@ -170,18 +170,18 @@ def start_supervised(
             file.write(_CODE + launch_request)
             file.seek(0)
             pair = (source, theirs.fileno())
-            # The last argument is for whoever reads a list of processes.
+            # The last argument is for people who read the process list.
             words = (*map(str, pair), f"over operation {supervision.directory.name}")
             popen = run_parent([sys.executable, "-I", "-S", "-E", "-c", _BOOT, *words], pair)
         parents.add(popen.pid)
         failing.callback(parents.discard, popen.pid)
-        # Closed first, the socket makes it go; what it has forked is not executed then.
+        # The socket is closed first: the small parent then exits without executing the program.
         failing.callback(popen.wait)
         failing.callback(ours.close)
         pid, started = map(int, _receive(ours, b"P", supervision.directory))
-        pidfd = os.pidfd_open(pid)  # it waits for our word, or for the end of the socket
+        pidfd = os.pidfd_open(pid)  # the fork waits for the approval, or for the end of the socket
         failing.callback(os.close, pidfd)
-        with contextlib.suppress(OSError):  # its end is told by what comes, or does not
+        with contextlib.suppress(OSError):  # it has ended: the next receive shows that
             ours.send(b"g")
         why = int(next(_receive(ours, b"S", supervision.directory), 0))
         if why:
@@ -191,22 +191,23 @@ def start_supervised(
 
 
 def _receive(ours: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
-    """The numbers that come with message *wanted*."""
+    """The numbers in the small parent's message *wanted*."""
     message = ours.recv(_MESSAGE)
     kind, *numbers = message.split() or [b""]
     if kind == b"X":
         raise _record_failed(directory, OSError(int(numbers[0]), os.strerror(int(numbers[0]))))
     if kind != wanted:
-        # Ended before the program was let go, or by that very program: only then it runs.
+        # The small parent was killed. Before "P" the program was not executed; after it the
+        # program may run.
         if wanted == b"P":
-            raise OSError("the process that should note its end was ended before it began")
+            raise OSError("its small parent was killed before the program was executed")
         return iter(())
     return iter(numbers)
 
 
 def _record_failed(directory: Path, error: OSError) -> OSError:
-    # Without an error number: it is not the program's own.
-    return OSError(f"that it runs cannot be noted durably in {directory}: {error.strerror}")
+    # Without an error number, since it is not the program's.
+    return OSError(f"cannot record the start durably in {directory}: {error.strerror}")
 
 
 def encode_launch_request(
@@ -215,9 +216,9 @@ def encode_launch_request(
     environment: Mapping[str, str],
     where: Path | None,
 ) -> bytes:
-    """What the small parent is to do: a small_parent.Order.
+    """A marshalled small_parent.LaunchRequest.
 
-    Raises ValueError for what no program can be given.
+    Raises ValueError for arguments and variables that no program can be given.
     """
     words = [_checked(os.fsencode(argument)) for argument in arguments]
     variables = {
@@ -225,14 +226,14 @@ def encode_launch_request(
         for name, value in environment.items()
     }
     name = words[0]
-    places = [name]
+    files = [name]
     if b"/" not in name:
         path = os.get_exec_path(dict(environment))
-        places = [os.path.join(os.fsencode(each), name) for each in path]  # noqa: PTH118 bytes
+        files = [os.path.join(os.fsencode(each), name) for each in path]  # noqa: PTH118 bytes
     plain: small_parent.LaunchRequest = (
         os.fsencode(supervision.directory),
         words,
-        places,
+        files,
         variables,
         None if where is None else os.fsencode(where),
         supervision.assignment.to_json_prefix(),

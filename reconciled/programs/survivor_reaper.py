@@ -1,14 +1,15 @@
-"""Ending what a dead daemon left running, or waiting for it: without a loop, and without trio.
+"""Ending the processes that a dead daemon left running, or waiting for them, without trio.
 
-1. Nobody is signalled by number alone: a program is known by its record (``survivors``), a
-   stray by its place in the unit's own control group, and signalled through a descriptor.
-2. A critical program has its own budget, at most *wait* of it; nothing that it has started is
-   a stray.
-3. Whoever is asked to end has *term* seconds before it is killed.
-4. What was ended here and recorded by nobody is recorded as ended by that signal.
+1. No process is signalled by pid alone. A program is identified by its record (``survivors``), a
+   stray by its membership in the unit's control group; a stray is signalled through a pidfd.
+2. A critical program gets what is left of its own budget, at most *wait*. The processes that it
+   started are not strays.
+3. A process that got SIGTERM gets SIGKILL *term* seconds later.
+4. If a program was ended here and its small parent did not record that, the end is recorded as
+   ended by the last signal.
 
-Two use it: ``reconciled reap`` after a daemon's end, and the next start, which leaves critical
-programs to their adoption.
+``reconciled reap`` uses it after a daemon's end, and so does the next start, which adopts
+critical programs and leaves them alone here.
 """
 
 from __future__ import annotations
@@ -36,34 +37,35 @@ from reconciled.programs.survivors import (
 )
 
 Log = Callable[[str], None]
-# Whom this waits for, for people, and for how many seconds it does so at most before the next
-# measure. Called as long as it waits, at least every third of those seconds, and when it waits
-# for somebody else.
+# Called with a text that names the processes that are waited for, and the seconds until the next
+# measure at most: when the names change, and at least every third of those seconds.
 Report = Callable[[str, float], None]
 REPORT_INTERVAL = 5.0
-_KILL, _PARENT = 2, 3
+_KILL, _KILL_PARENT = 2, 3
 
 
 @attrs.define(eq=False)
 class ReapTarget:
-    """Somebody who is left, and when patience with them ends next, in monotonic seconds."""
+    """A program or stray to end, and when its next measure is due, in monotonic seconds."""
 
     name: str
     critical: bool
     signal: Callable[[int], bool]
     deadline: float
-    escalation: int = 0  # how far they had to be pressed: 1 SIGTERM, 2 SIGKILL, 3 the parent too
-    last_signal: int = 0  # the last signal that reached somebody
+    escalation: int = 0  # 1 SIGTERM, 2 SIGKILL, 3 SIGKILL to its small parent
+    last_signal: int = 0  # the last signal that reached a process
     given_up: bool = False
 
 
 @attrs.define(eq=False)
 class SurvivorReaper:
-    """One pass over what a daemon left running.
+    """One pass over the processes that a daemon left running.
 
-    group    the control group whose other processes are ended too; None: none are
-    report   told while somebody is waited for
-    adopted  operations whose critical programs somebody else waits for: they are left alone
+    wait     most seconds that a critical program gets of its budget
+    term     seconds between SIGTERM and SIGKILL
+    cgroup   control group whose other processes are ended too; None: only recorded programs
+    report   called while a process is waited for
+    adopted  operations whose critical programs are adopted elsewhere: they are left alone
     """
 
     wait: float
@@ -79,9 +81,9 @@ class SurvivorReaper:
     _reported: str = attrs.field(default="", init=False)
 
     def reap(self, operations: Path) -> bool:
-        """See to everybody of *operations*, the directory; whether force was needed.
+        """End the programs recorded in the directory *operations*; whether force was needed.
 
-        That is: SIGKILL, or any signal for a critical program.
+        Force is SIGKILL, or any signal to a critical program.
         """
         left: dict[Survivor, ReapTarget] = {}
         for survivor in self._survivors(operations):
@@ -98,16 +100,19 @@ class SurvivorReaper:
         hidden = hidden_in(self.cgroup) if self.cgroup else []
         if hidden:
             numbers = ", ".join(map(str, hidden))
-            self.log(f"processes {numbers} cannot be seen from here, and are left as they are")
+            self.log(
+                f"processes {numbers} are hidden by the sandbox and were left running: remove"
+                " PrivateUsers= from the unit, or end them by hand"
+            )
         return self._used_force
 
     def _scan(self, left: dict[Survivor, ReapTarget]) -> bool:
-        """One look at everybody; whether anybody is left to wait for."""
-        for survivor, patient in list(left.items()):
-            if survivor.alive and not patient.given_up:
-                self._escalate(patient, survivor)
+        """Take each measure that is due; whether a process is left to wait for."""
+        for survivor, target in list(left.items()):
+            if survivor.alive and not target.given_up:
+                self._escalate(target, survivor)
             else:
-                self._record_end(survivor, patient)
+                self._record_end(survivor, target)
                 survivor.close()
                 del left[survivor]
         self._end_strays((*left, *self._spared))
@@ -118,26 +123,24 @@ class SurvivorReaper:
 
     def _report_waiting(self, waiting: Sequence[ReapTarget]) -> None:
         now = time.monotonic()
-        last = max(waiting, key=lambda patient: patient.deadline)
+        last = max(waiting, key=lambda target: target.deadline)
         seconds = max(0.0, last.deadline - now)
-        doing = "ends" if last.escalation else "waits for"
+        doing = "ending" if last.escalation else "waiting for"
         more = f", and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        whom = f"{doing} {last.name}{more}"
-        if self.report is None or (whom == self._reported and now < self._report_at):
+        text = f"{doing} {last.name}{more}"
+        if self.report is None or (text == self._reported and now < self._report_at):
             return
-        self.report(f"{whom}, {format_duration(round(seconds))} left", seconds)
-        self._report_at, self._reported = (
-            now + min(REPORT_INTERVAL, max(seconds, KILL_TIMEOUT) / 3),
-            whom,
-        )
+        self.report(f"{text}, {format_duration(round(seconds))} left", seconds)
+        self._reported = text
+        self._report_at = now + min(REPORT_INTERVAL, max(seconds, KILL_TIMEOUT) / 3)
 
     def _survivors(self, operations: Path) -> Iterator[Survivor]:
         for directory in sorted(operations.iterdir()) if operations.is_dir() else ():
             try:
                 survivor = find_survivor(directory)
             except (RecordDamaged, OSError) as error:
-                # Who it was cannot be told, and a guess could hit anybody.
-                self.log(f"operation {directory.name} is left alone: {error}")
+                # The program cannot be identified, and a guess could signal an unrelated process.
+                self.log(f"cannot end the program of operation {directory.name}: {error}")
                 continue
             if survivor is not None and survivor.alive:
                 yield survivor
@@ -145,47 +148,50 @@ class SurvivorReaper:
                 survivor.close()
 
     def _make_target(self, survivor: Survivor) -> ReapTarget:
-        what = survivor.assignment
-        budget = min(survivor.remaining(), self.wait) if what.critical else 0.0
-        name = f"{what.action} of operation {survivor.directory.name}"
+        assignment = survivor.assignment
+        budget = min(survivor.remaining(), self.wait) if assignment.critical else 0.0
+        name = f"{assignment.action} of operation {survivor.directory.name}"
         if budget:
-            self.log(f"{name} is critical: it may go on for {format_duration(round(budget))}")
-        return ReapTarget(name, what.critical, survivor.signal, time.monotonic() + budget)
+            limit = format_duration(round(budget))
+            self.log(f"waiting up to {limit} for {name}, which is critical")
+        return ReapTarget(name, assignment.critical, survivor.signal, time.monotonic() + budget)
 
-    def _escalate(self, patient: ReapTarget, survivor: Survivor | None) -> None:
-        """The next stronger measure, if it is time."""
-        if time.monotonic() < patient.deadline:
+    def _escalate(self, target: ReapTarget, survivor: Survivor | None) -> None:
+        """Take the next stronger measure if it is due."""
+        if time.monotonic() < target.deadline:
             return
-        patient.escalation += 1
-        if patient.escalation == 1:
-            self._send(patient, signal.SIGTERM, self.term)
-        elif patient.escalation == _KILL:
-            self._send(patient, signal.SIGKILL, KILL_TIMEOUT)
-        elif patient.escalation == _PARENT and survivor is not None:
+        target.escalation += 1
+        if target.escalation == 1:
+            self._send(target, signal.SIGTERM, self.term)
+        elif target.escalation == _KILL:
+            self._send(target, signal.SIGKILL, KILL_TIMEOUT)
+        elif target.escalation == _KILL_PARENT and survivor is not None:
             survivor.kill_parent()
-            patient.deadline = time.monotonic() + KILL_TIMEOUT
-        elif not patient.given_up:
-            patient.given_up = True
-            self.log(f"{patient.name} does not end: it is left as it is")
+            target.deadline = time.monotonic() + KILL_TIMEOUT
+        elif not target.given_up:
+            target.given_up = True
+            why = "did not end after SIGKILL" if target.last_signal else "cannot be signalled"
+            self.log(f"{target.name} {why} and was left running: find out what blocks it")
 
-    def _send(self, patient: ReapTarget, number: signal.Signals, timeout: float) -> None:
-        patient.deadline = time.monotonic() + timeout
-        if patient.signal(number):
-            patient.last_signal = number
-            self._used_force |= patient.critical or number is signal.SIGKILL
-            self.log(f"{patient.name} gets {number.name}")
+    def _send(self, target: ReapTarget, number: signal.Signals, timeout: float) -> None:
+        target.deadline = time.monotonic() + timeout
+        if target.signal(number):
+            target.last_signal = number
+            self._used_force |= target.critical or number is signal.SIGKILL
+            self.log(f"sent {number.name} to {target.name}")
 
-    def _record_end(self, survivor: Survivor, patient: ReapTarget) -> None:
-        if not patient.last_signal:
-            self.log(f"{patient.name} has ended by itself")
+    def _record_end(self, survivor: Survivor, target: ReapTarget) -> None:
+        if not target.last_signal:
+            if not target.given_up:
+                self.log(f"{target.name} ended before a signal was due")
             return
         try:
-            survivor.record_end(patient.last_signal)
+            survivor.record_end(target.last_signal)
         except (RecordDamaged, OSError) as error:
-            self.log(f"how {patient.name} ended could not be noted: {error}")
+            self.log(f"cannot record how {target.name} ended: {error}")
 
     def _end_strays(self, known: Sequence[Survivor]) -> None:
-        """End who else is in the control group."""
+        """Take due measures against processes of the control group that are not of *known*."""
         if self.cgroup is None:
             return
         found = {
@@ -195,11 +201,11 @@ class SurvivorReaper:
         }
         self._strays = {each: self._strays[each] for each in found if each in self._strays}
         for identity, process in found.items():
-            patient = self._strays.get(identity)
-            if patient is None:
-                patient = self._make_stray_target(process)
-                self._strays[identity] = patient
-            self._escalate(patient, None)
+            target = self._strays.get(identity)
+            if target is None:
+                target = self._make_stray_target(process)
+                self._strays[identity] = target
+            self._escalate(target, None)
 
     def _make_stray_target(self, process: Process) -> ReapTarget:
         def signal_it(number: int) -> bool:
@@ -209,10 +215,10 @@ class SurvivorReaper:
 
 
 def _belongs_to_survivor(process: Process, known: Sequence[Survivor]) -> bool:
-    """Whether *process* is part of a program of *known*, which deal with their own.
+    """Whether *process* belongs to a program of *known*, which is handled as a whole.
 
-    By descent and process group; and by what it was told of its operation, for a helper that
-    has left both: to end it would tear the program that relies on it.
+    It does by descent or process group, or if its environment names the operation: a helper may
+    have left both, and to end it would break the program that relies on it.
     """
     pids = {pid for each in known for pid in (each.record.program.pid, each.record.parent.pid)}
     return belongs_to(process, pids) or any(

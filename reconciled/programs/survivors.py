@@ -1,13 +1,13 @@
-"""Programs that outlived their daemon: found by identity, waited for or ended, outcome taken over.
+"""Programs that outlived their daemon: found by identity, then waited for or ended.
 
-1. A process is the recorded one only by number, start time and boot together. Its group is
-   signalled only while the program itself holds the number; without it, a member is one only
-   if its environment names the operation, and it is signalled through a descriptor.
-2. How a program ended is what its small parent recorded. No record, no outcome.
-3. A survivor is over when neither program nor small parent lives, nor anybody of its group.
-   That the small parent sees to, or whoever waits here where it was killed.
+1. A process is the recorded one only if pid, start time and boot agree. Its group is signalled
+   only while the program itself keeps the group's number. After that, a process of the group
+   counts as a member only if its environment names the operation, and is signalled by a pidfd.
+2. The outcome of a program is what its small parent recorded: without a record there is none.
+3. A survivor is over when the program, its small parent and all members of its group have ended.
+   The small parent ends the members; if it was killed, wait() and terminate() do.
 
-Imports trio where something is waited for by it alone: ``reconciled reap`` needs the rest.
+trio is imported only where the code waits with it: ``reconciled reap`` needs the rest.
 """
 
 from __future__ import annotations
@@ -44,82 +44,82 @@ _ESCALATION = ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_TIMEOUT))
 
 @attrs.define(eq=False)
 class Survivor:
-    """The last program of an operation, as it stands now; close() it.
+    """The last program of an operation; close() it.
 
-    Made by find(). ``alive`` is False where only its record is left.
+    Made by find_survivor(). ``alive`` is False if only its record is left.
     """
 
     directory: Path
     record: ChildRecord
-    _same_boot: bool  # of this boot of this machine
-    _program: int = -1  # pidfd; -1: it does not live
+    _same_boot: bool  # recorded during the current boot
+    _program: int = -1  # pidfd; -1: it has ended
     _parent: int = -1
 
     def __repr__(self) -> str:
         assignment = self.assignment
-        state = "alive" if self.alive else "gone"
+        state = "alive" if self.alive else "ended"
         kind = "critical " if assignment.critical else ""
         return f"<Survivor {kind}{assignment.action} pid {self.record.program.pid}: {state}>"
 
     @property
     def assignment(self) -> Assignment:
-        """What it was started for: attempt, action, whether critical, deadline."""
+        """The attempt, action and deadline that it was started for."""
         return self.record.assignment
 
     @property
     def alive(self) -> bool:
-        """Whether the program, its small parent, or anybody else of its group still lives."""
+        """Whether the program, its small parent, or another member of its group is alive."""
         return _is_alive(self._program) or _is_alive(self._parent) or bool(self.remaining_members())
 
     @property
     def end(self) -> EndRecord | None:
-        """How it ended; None: not yet, or nobody took note. Raises Damaged, OSError."""
+        """How it ended; None if it has not, or no record exists. Raises RecordDamaged, OSError."""
         end = read_end(self.directory)
         return end if end is not None and end.matches(self.record) else None
 
     def remaining(self, now: Callable[[], float] = time.monotonic) -> float:
-        """Seconds left of its budget; 0 for an ordinary one, which has none."""
+        """Seconds left of its budget; 0 for an ordinary program, which has none."""
         deadline = self.assignment.deadline
         return 0.0 if deadline is None else max(0.0, deadline - now())
 
     async def wait(self) -> EndRecord | None:
-        """Wait until it is over; how it ended, None where nobody took note.
+        """Wait until it is over; returns how it ended, None without a record.
 
-        Ends what has outlived the program in its group, if the small parent cannot. A
-        cancellation leaves everything as it is. Raises Damaged, OSError.
+        Ends members that outlived the program if the small parent was killed. A cancellation
+        sends no signal. Raises RecordDamaged, OSError.
         """
         import trio
 
         for descriptor in (self._program, self._parent):
             if descriptor >= 0:
                 await trio.lowlevel.wait_readable(descriptor)
-        for number, patience in _ESCALATION:
-            with trio.move_on_after(patience):
+        for number, timeout in _ESCALATION:
+            with trio.move_on_after(timeout):
                 if self.remaining_members():
                     self.signal(number)
-                while self.remaining_members():  # noqa: ASYNC110 - no event comes from a stranger's child
+                while self.remaining_members():  # noqa: ASYNC110 - no event reports the end of a non-child
                     await trio.sleep(POLL_INTERVAL)
                 return self.end
         return self.end
 
     async def terminate(self, term: float = TERM_GRACE) -> EndRecord | None:
-        """End its group: SIGTERM, SIGKILL after *term* seconds; how it ended, as wait() says.
+        """End its group: SIGTERM, SIGKILL after *term* seconds; returns how it ended, as wait().
 
-        When cancelled, it has got SIGTERM. Raises Damaged, OSError.
+        A cancellation leaves it with SIGTERM sent. Raises RecordDamaged, OSError.
         """
         import trio
 
-        for number, patience in ((signal.SIGTERM, term), (signal.SIGKILL, KILL_TIMEOUT)):
+        for number, timeout in ((signal.SIGTERM, term), (signal.SIGKILL, KILL_TIMEOUT)):
             self.signal(number)
-            with trio.move_on_after(patience):
+            with trio.move_on_after(timeout):
                 return await self.wait()
         self.kill_parent()
         return self.end
 
     def signal(self, number: int) -> bool:
-        """Send *number* to whoever is left of its group; False where certainly nobody is.
+        """Send *number* to the rest of its group; False if it is certainly empty.
 
-        A program that has ended and is not reaped yet holds the number of its group.
+        A program that has ended and is not reaped yet keeps the number of its group.
         """
         program = self.record.program
         if not self._same_boot or not _is_running(program):
@@ -131,13 +131,13 @@ class Survivor:
         return False
 
     def kill_parent(self) -> None:
-        """End the small parent, which outlives its program for as long as it cannot take note."""
+        """Kill the small parent, which outlives its program while it cannot record the end."""
         if _is_alive(self._parent):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parent, signal.SIGKILL)
 
     def remaining_members(self) -> list[Process]:
-        """Who lives in the group of a program that is gone, where no small parent ends them."""
+        """Live members of the group if program and small parent have ended without a record."""
         if (
             _is_alive(self._program)
             or _is_alive(self._parent)
@@ -153,7 +153,7 @@ class Survivor:
         ]
 
     def _has_end(self) -> bool:
-        """Whether an end is recorded; one that cannot be read says nothing about who is left."""
+        """Whether an end is recorded; a damaged record does not show that the group has ended."""
         try:
             return self.end is not None
         except (RecordDamaged, OSError):
@@ -162,7 +162,7 @@ class Survivor:
     def record_end(self, number: int) -> None:
         """Record that ``reap`` ended it by signal *number*, unless its end is recorded.
 
-        Raises Damaged, OSError.
+        Raises RecordDamaged, OSError.
         """
         if self.end is None:
             record = self.record
@@ -170,7 +170,7 @@ class Survivor:
             write_end(self.directory, end)
 
     def close(self) -> None:
-        """Let go of its descriptors; harmless when repeated."""
+        """Close its descriptors; may be repeated."""
         for descriptor in (self._program, self._parent):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -178,10 +178,10 @@ class Survivor:
 
 
 def find_survivor(directory: Path) -> Survivor | None:
-    """The last program of the operation in *directory*; None where it never ran one.
+    """The last program of the operation in *directory*; None if it never ran one.
 
-    Of another boot nothing lives. Raises Damaged: then nothing may be concluded, and OSError.
-    So it is where the sandbox hides the process: what cannot be seen need not be gone.
+    A program of another boot has ended. Raises OSError, and RecordDamaged if the record is
+    damaged or the sandbox hides the process: whether it has ended is unknown then.
     """
     record = read_child(directory)
     if record is None:
@@ -191,8 +191,8 @@ def find_survivor(directory: Path) -> Survivor | None:
     for identity in (record.program, record.parent):
         if is_hidden(identity.pid):
             raise RecordDamaged(
-                f"process {identity.pid} of it runs and cannot be seen from here: remove"
-                " PrivateUsers= from the unit, or end that process"
+                f"the sandbox hides its process {identity.pid}: remove PrivateUsers= from the"
+                " unit, or end that process by hand"
             )
     program = _open_pidfd(record.program)
     try:
@@ -204,12 +204,13 @@ def find_survivor(directory: Path) -> Survivor | None:
 
 
 def _open_pidfd(identity: Identity) -> int:
-    """A descriptor for the process of that very identity, -1 where it is gone."""
+    """A pidfd for the process with this identity; -1 if it has ended."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return -1
-    # Opened first: from here on the number may go to somebody else, the descriptor never.
+    # Opened before the check: the pid may be reused at any time, the pidfd never refers to
+    # another process.
     if _is_running(identity):
         return descriptor
     os.close(descriptor)
@@ -222,7 +223,7 @@ def _is_running(identity: Identity) -> bool:
 
 
 def _is_alive(descriptor: int) -> bool:
-    """Whether the process of a pidfd has not ended; a zombie has."""
+    """Whether the process of a pidfd is running; False for a zombie."""
     if descriptor < 0:
         return False
     poll = select.poll()  # select() refuses descriptors above 1023
@@ -232,15 +233,15 @@ def _is_alive(descriptor: int) -> bool:
 
 def has_operation_variable(process: Process, directory: Path) -> bool:
     """Whether the environment of *process* names the operation of *directory*."""
-    mark = f"RECONCILED_OPERATION={directory.name}".encode()
+    variable = f"RECONCILED_OPERATION={directory.name}".encode()
     try:
-        return mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        return variable in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Send *number* to that very process; False where it is gone or not ours to signal."""
+    """Send *number* to *process*; False if it has ended or may not be signalled."""
     identity = Identity(process.pid, process.started)
     descriptor = _open_pidfd(identity)
     if descriptor < 0:
