@@ -1,1 +1,1 @@
-"""The built-in reconcilers: they import what any plugin may import, reconciled.api, and no more."""
+"""The built-in reconcilers, which import reconciled.api alone, as plugins do."""

@@ -1,14 +1,12 @@
-"""The ``exec`` reconciler: any program checks, applies and removes.
+"""The ``exec`` reconciler: programs of any kind check, apply and remove.
 
-It uses what any plugin may use and nothing more. Whether an apply is needed is asked of
-``check``; without one, it is needed when the spec is not the one that was last applied.
-Outcomes are decided by exit codes alone; output is for people.
-
-After an interruption ``recover`` has the say. It runs as part of observe(), since recover() is
-a pure function: its exit code is data of the observation.
-
-Secrets of ``environment`` are read when a program is started, and before its operation begins:
-one that is missing is no effect that has begun. Nothing but that program gets their values.
+1. It uses the public plugin interface alone.
+2. ``check`` decides whether an apply is needed; without one, a spec that differs from the last
+   applied one decides. Exit codes alone decide outcomes; output is for people.
+3. After an interruption the program ``recover`` decides. It runs in observe(), because recover()
+   is a pure function: its exit code is part of the observation.
+4. Secrets in ``environment`` are read when a program is started, before its operation begins: a
+   missing secret fails the run before any effect. Only that program gets the values.
 """
 
 from __future__ import annotations
@@ -70,12 +68,13 @@ def _validate_environment(_: object, __: object, value: Mapping[str, str | Secre
     for name, text in value.items():
         if name.startswith(_RESERVED):
             raise ValueError(
-                f"environment may not set {name}: names that begin with {_RESERVED} are"
-                " what the program is told about its run; choose another name"
+                f"environment must not set {name}: names that begin with {_RESERVED} are reserved"
+                " for the daemon; choose another name"
             )
         if not name or "=" in name or "\0" in name + (text if isinstance(text, str) else ""):
             raise ValueError(
-                f"environment cannot set {name!r}: no variable has such a name or text"
+                f"environment cannot set {name!r}: write a name without '=' and NUL, and a value"
+                " without NUL"
             )
 
 
@@ -84,7 +83,7 @@ _optional_program = attrs.validators.optional(_validate_program)
 
 @attrs.frozen
 class CriticalPart:
-    """What of an Exec outlives a stop."""
+    """How long ``apply``, ``remove`` and ``rollback`` may continue during a stop."""
 
     budget: Seconds = attrs.field(validator=_validate_budget)
 
@@ -107,22 +106,22 @@ class Exec:
 
 
 class ExecReconciler(Reconciler[Exec]):
-    """Runs the programs of one Exec; each failure is a retry with their last lines."""
+    """Runs the programs of an Exec; a failed program is a retry that quotes its last lines."""
 
     kind = "Exec"
 
     def budget(self, spec: Exec) -> float | None:
-        """What ``critical`` asks for, in seconds."""
+        """The budget that ``critical`` declares, in seconds."""
         return spec.critical.budget if spec.critical else None
 
     async def reconcile(self, request: Request[Exec]) -> Result:
-        """Check, apply if that says so, and check again."""
+        """Run ``check``, then ``apply`` if needed, then ``check`` again."""
         try:
             if await _is_as_desired(request):
                 return done()
             kind = StepKind.ONCE if request.spec.once else StepKind.IDEMPOTENT
             await _run_operation(request, "apply", request.spec.apply, kind)
-            # During a stop the next start checks anyway, and every second counts.
+            # During a stop the second check is skipped to save time: the next start checks.
             if request.spec.check is None or request.stopping:
                 return done("applied")
             ended = await _check(request, request.spec.check)
@@ -133,7 +132,7 @@ class ExecReconciler(Reconciler[Exec]):
         return retry(f"still not as desired after apply: {ended}")
 
     async def remove(self, request: Request[Exec]) -> Result:
-        """Run ``remove``, when the manifest is gone; without one the key is only forgotten."""
+        """Run ``remove`` after the manifest was deleted; without one only the key is forgotten."""
         if request.spec.remove is None:
             return done()
         try:
@@ -143,7 +142,7 @@ class ExecReconciler(Reconciler[Exec]):
         return done("removed")
 
     async def plan(self, request: Request[Exec]) -> list[Change]:
-        """Whether apply would run. Runs ``check`` alone; raises ProgramFailed if that fails."""
+        """Whether apply would run. Runs ``check`` only; raises ProgramFailed if it fails."""
         spec = request.spec
         if spec.check is None:
             if request.applied == request.fingerprint:
@@ -155,10 +154,10 @@ class ExecReconciler(Reconciler[Exec]):
         return [Change("run", spec.apply[0], "\n".join(ended.tail))]
 
     async def observe(self, request: Request[Exec]) -> Observation | None:
-        """What ``check`` says; None without one, for to ask again could not help.
+        """The result of ``check``; None without one, since a repetition could not help.
 
-        After an interruption also what ``recover`` says, unless the program itself had the
-        last word.
+        After an interruption also the result of ``recover``, unless the interrupted program ended
+        with an exit code.
         """
         seen = await _observe_state(request)
         interrupted = request.interrupted
@@ -167,18 +166,18 @@ class ExecReconciler(Reconciler[Exec]):
         return await _run_recover(request, request.spec.recover, interrupted, seen)
 
     def recover(self, interrupted: Interrupted, observation: Observation | None) -> Decision | None:
-        """Take over how its program ended, else do what ``recover`` said; no opinion without."""
-        asked = interrupted.spec.recover is not None
-        return decide_recovery(interrupted, observation, has_recover=asked)
+        """Decide by the program's exit code, else by ``recover``; None without either."""
+        has_recover = interrupted.spec.recover is not None
+        return decide_recovery(interrupted, observation, has_recover=has_recover)
 
     def can_undo(self, spec: Exec) -> bool:
-        """Whether there is a ``rollback``."""
+        """Whether the spec has a ``rollback``."""
         return spec.rollback is not None
 
     async def undo(self, request: Request[Exec], step: Step) -> None:  # noqa: ARG002 apply is all
         """Run ``rollback``, critical as apply is. Raises ProgramFailed."""
         if request.spec.rollback is None:
-            raise ProgramFailed("there is no rollback in the spec that was applied")
+            raise ProgramFailed("cannot roll back: the spec that was applied has no rollback")
         variables = _variables(request.spec)
         async with request.operation("rollback") as operation, _shield(request, operation):
             variables["RECONCILED_UNDOES"] = operation.undoes
@@ -187,7 +186,7 @@ class ExecReconciler(Reconciler[Exec]):
 
 async def _observe_state(request: Request[Exec]) -> Observation:
     if request.spec.check is None:
-        return Observation(Observed.UNKNOWN, "there is no check to ask")
+        return Observation(Observed.UNKNOWN, "the spec has no check")
     try:
         ended = await _check(request, request.spec.check)
     except ProgramFailed as failure:
@@ -199,22 +198,22 @@ async def _observe_state(request: Request[Exec]) -> Observation:
 async def _run_recover(
     request: Request[Exec], argv: list[str], interrupted: RecoveringOperation, seen: Observation
 ) -> Observation:
-    """*seen*, with what ``recover`` answered; UNKNOWN where it gave no answer."""
-    told = {
+    """*seen* with the exit code of ``recover``; UNKNOWN if a signal ended it."""
+    additions = {
         "RECONCILED_OBSERVED": _OBSERVED_TEXT[seen.state],
         "RECONCILED_ACTION": action_of(interrupted),
     }
     if interrupted.undoes:
-        told["RECONCILED_UNDOES"] = interrupted.undoes
+        additions["RECONCILED_UNDOES"] = interrupted.undoes
     try:
-        variables = {**_variables(request.spec), **told}
+        variables = {**_variables(request.spec), **additions}
         ended = await _run(request, "recover", argv, variables, interrupted)
     except ProgramFailed as failure:
-        return attrs.evolve(seen, data={"code": None, "said": str(failure)})
+        return attrs.evolve(seen, data={"code": None, "text": str(failure)})
     if ended.code is None:
-        # It was stopped from outside, and may be what kills: that counts as no word at all.
+        # It was interrupted, and may itself be what kills the daemon: that is no result.
         return Observation(Observed.UNKNOWN, str(ended))
-    return attrs.evolve(seen, data={"code": ended.code, "said": str(ended)})
+    return attrs.evolve(seen, data={"code": ended.code, "text": str(ended)})
 
 
 async def _is_as_desired(request: Request[Exec]) -> bool:
@@ -224,10 +223,10 @@ async def _is_as_desired(request: Request[Exec]) -> bool:
 
 
 def _failure_result(failure: ProgramFailed) -> Result:
-    """A retry. Raises *failure* where a signal ended the program, by the hand of the kernel, say.
+    """A retry. Raises *failure* if a signal ended the program, as the kernel's out-of-memory killer.
 
-    Returned, that would count as a word of its own, and what is killed each time would be tried
-    again for ever instead of being held.
+    A returned retry would count as the program's own outcome: a program that is killed each time
+    would be retried for ever and never held.
     """
     if failure.ended is not None and failure.ended.code is None:
         raise failure
@@ -235,7 +234,7 @@ def _failure_result(failure: ProgramFailed) -> Result:
 
 
 async def _check(request: Request[Exec], argv: list[str]) -> Ended:
-    """Raises ProgramFailed unless the answer is yes or no."""
+    """Run ``check``. Raises ProgramFailed unless its exit code is 0 or 1."""
     ended = await _run(request, "check", argv, _variables(request.spec))
     if ended.code == _MUST_APPLY:
         return ended
@@ -245,7 +244,7 @@ async def _check(request: Request[Exec], argv: list[str]) -> Ended:
 async def _run_operation(
     request: Request[Exec], action: str, argv: list[str], kind: StepKind = StepKind.IDEMPOTENT
 ) -> None:
-    """Run *argv* as an operation, shielded if the spec says so; raises ProgramFailed."""
+    """Run *argv* as an operation, critical if the spec says so. Raises ProgramFailed."""
     variables = _variables(request.spec)
     async with request.operation(action) as operation:
 
@@ -254,8 +253,8 @@ async def _run_operation(
             return {"duration": round(ended.check().duration, 3)}
 
         async with _shield(request, operation):
-            # A step, because its end is durable before the shield ends: an operation that is
-            # entered again, whatever cut it off, does not repeat a program that ended well.
+            # As a step its end is durable before the shield ends: an interrupted operation that
+            # is entered again does not repeat a program that succeeded.
             await operation.step(action, step, kind=kind)
 
 
@@ -265,15 +264,15 @@ def _shield(request: Request[Exec], operation: Operation) -> AbstractAsyncContex
 
 
 def _variables(spec: Exec) -> dict[str, str]:
-    """``environment`` with its secrets as they are now. Raises ProgramFailed without one."""
+    """``environment`` with the present values of its secrets. Raises ProgramFailed."""
     variables = {}
     for name, given in spec.environment.items():
         try:
             variables[name] = given if isinstance(given, str) else given.reveal()
         except SecretUnavailable as error:
-            raise ProgramFailed(f"environment has no {name}: {error}") from error
+            raise ProgramFailed(f"cannot set {name} in environment: {error}") from error
         if "\0" in variables[name]:
-            raise ProgramFailed(f"environment has no {name}: its secret has a NUL character")
+            raise ProgramFailed(f"cannot set {name} in environment: its secret contains NUL")
     return variables
 
 
@@ -284,7 +283,7 @@ async def _run(
     variables: Mapping[str, str],
     operation: Operation | RecoveringOperation | None = None,
 ) -> Ended:
-    """Run *argv*, a program of *operation* if there is one."""
+    """Run *argv*, as a program of *operation* if given."""
     return await run_program(
         argv,
         operation=operation,

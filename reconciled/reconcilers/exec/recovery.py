@@ -1,7 +1,7 @@
-"""What follows from the answers of an Exec's programs after an interruption: pure.
+"""Decisions about an interrupted operation of an Exec, from its programs' exit codes: pure.
 
-The program that was interrupted comes first: if it went on without its daemon and ended with an
-exit code, that is its outcome. Then ``recover`` has the say. Only then is there no opinion.
+The interrupted program decides first: if it continued without its daemon and ended with an exit
+code, that is its outcome. Otherwise ``recover`` decides, and without it there is no decision.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from reconciled.api import (
     Wait,
 )
 
-# Exit codes of recover; any other: ask again.
+# Exit codes of recover; after any other it is run again.
 SETTLED, APPLY_AGAIN, ROLL_BACK, HOLD = 0, 10, 11, 12
-MAX_WAIT = 300.0  # seconds until it is asked again
+MAX_WAIT = 300.0  # seconds until recover is run again
 
 
 def action_of(interrupted: Interrupted | RecoveringOperation) -> str:
-    """What its program does, as that is told what it does."""
+    """The value of RECONCILED_ACTION in the interrupted program."""
     return "rollback" if interrupted.undoes else interrupted.name
 
 
@@ -41,37 +41,37 @@ def has_own_outcome(interrupted: Interrupted | RecoveringOperation) -> bool:
 def decide_recovery(
     interrupted: Interrupted, observation: Observation | None, *, has_recover: bool
 ) -> Decision | None:
-    """What to do, None for no opinion. asked: whether there is a ``recover`` to ask."""
+    """The decision, or None to leave it to the policy. *has_recover*: the spec has ``recover``."""
     ended = interrupted.ended
     if ended is not None and has_own_outcome(interrupted):
         if ended.code == 0:
-            return Complete(f"{ended.action} ended with exit code 0 after its daemon was gone")
+            return Complete(f"{ended.action} ended with exit code 0 after its daemon had ended")
         if not interrupted.last_step and not interrupted.began_once:
-            # As a failure that the daemon saw itself: closed, and tried anew.
+            # Like a failure in a running daemon: the operation is closed and tried again.
             return Abandon(f"{ended.action} ended with exit code {ended.code}")
     if not has_recover:
         return None
-    answer = None if observation is None else observation.data
-    if isinstance(answer, Mapping):
-        return _decide_by_exit_code(interrupted, answer["code"], answer["said"])
+    result = None if observation is None else observation.data
+    if isinstance(result, Mapping):
+        return _decide_by_exit_code(interrupted, result["code"], result["text"])
     if interrupted.removal or interrupted.undoes:
-        return _wait(interrupted, "recover gave no answer")
-    # UNKNOWN then: looked at again, and held when that happens too often.
+        return _wait(interrupted, "recover gave no result")
+    # The observation is UNKNOWN: it is repeated, and the key held if that happens too often.
     return None
 
 
-def _decide_by_exit_code(interrupted: Interrupted, code: int | None, said: str) -> Decision:
+def _decide_by_exit_code(interrupted: Interrupted, code: int | None, text: str) -> Decision:
     if code == SETTLED:
-        return Complete(said)
+        return Complete(text)
     if code == HOLD:
-        return Hold("recover wants a person to look", said)
+        return Hold("recover requested a hold", text)
     if code == ROLL_BACK and not interrupted.undoes:
-        return RollBack(said)
+        return RollBack(text)
     if code in {APPLY_AGAIN, ROLL_BACK}:
-        # What takes another operation back is not itself taken back: it goes on.
+        # An operation that undoes another one is not undone itself: it continues.
         again = interrupted.undoes or interrupted.began_once
-        return RollForward(said) if again else Retry(said)
-    return _wait(interrupted, said)
+        return RollForward(text) if again else Retry(text)
+    return _wait(interrupted, text)
 
 
 def _wait(interrupted: Interrupted, why: str) -> Wait:

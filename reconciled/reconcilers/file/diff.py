@@ -1,4 +1,4 @@
-"""A plan's view of a file's change: a bounded diff, and no secrets on anybody's screen."""
+"""A file's change as a plan shows it: a bounded diff that does not reveal private content."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import hashlib
 
 MAX_BYTES = 64 * 1024  # a diff's time grows with the square of its length
 MAX_LINES = 200
-_READABLE = 0o044  # to group or others
+_READABLE = 0o044  # by group or others
 
 
 def is_private(*modes: int | None) -> bool:
-    """Whether any of the file's modes, before or after, keeps it from group and others."""
+    """Whether one of *modes*, before or after the change, denies group and others to read."""
     return any(mode is not None and not mode & _READABLE for mode in modes)
 
 
@@ -28,7 +28,7 @@ def describe_change(path: str, old: bytes, new: bytes, *, private: bool) -> str:
     shown = [_printable(line) for line in lines[:MAX_LINES]]
     if len(lines) > MAX_LINES:
         shown.append(f"… {len(lines) - MAX_LINES} more lines")
-    return "\n".join(shown) or "only the ends of lines differ"
+    return "\n".join(shown) or "only line endings differ"
 
 
 def _texts(old: bytes, new: bytes) -> tuple[str, str] | None:
@@ -47,5 +47,5 @@ def _summary(content: bytes) -> str:
 
 
 def _printable(line: str) -> str:
-    """Without control characters: a file's content must not drive a person's terminal."""
+    """*line* without control characters, which would control the terminal that shows it."""
     return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line)

@@ -1,9 +1,9 @@
 """The ``file`` reconciler: one file with content, mode and owner, and an action after a change.
 
-1. A run that finds everything as desired only reads.
-2. ``validate`` sees the complete new file before it takes its name; if it fails, the old stays.
-3. ``after`` runs after every replacement, however many interruptions lie between the two.
-4. Only content that this reconciler wrote is ever removed.
+1. A run that finds the file as desired only reads.
+2. ``validate`` gets the complete new file before the rename; if it fails, the old file is kept.
+3. ``after`` runs after every replacement, even if interruptions come between the two.
+4. Only content that this reconciler wrote is removed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from reconciled.api import (
 from reconciled.reconcilers.file.diff import describe_change, is_private
 from reconciled.reconcilers.file.write_record import WriteRecord
 
-# Seconds, of replacement, validate and after together; less where stop.critical is less.
+# Seconds for replacement, validate and after together; reduced to stop.critical if that is less.
 BUDGET = 60.0
 _MODE = re.compile(r"0?[0-7]{3,4}")
 
 
 def _validate_mode(_spec: Any, _field: Any, mode: str | None) -> None:
     if mode is not None and not _MODE.fullmatch(mode):
-        raise ValueError(f'mode {mode!r} is none: write it as quoted octal digits, as in "0644"')
+        raise ValueError(f'mode {mode!r} is invalid: write it as quoted octal digits, as in "0644"')
 
 
 def _validate_command(_spec: Any, field: attrs.Attribute[list[str]], argv: list[str]) -> None:
@@ -57,7 +57,7 @@ def _validate_command(_spec: Any, field: attrs.Attribute[list[str]], argv: list[
 
 @attrs.frozen
 class File:
-    """The spec. path is absolute and beneath options.root, or relative to that root."""
+    """The spec of kind File. path is absolute and beneath options.root, or relative to it."""
 
     path: str
     content: str | None = None
@@ -87,13 +87,13 @@ def _validate_absolute(_options: Any, _field: Any, root: str) -> None:
 
 @attrs.frozen
 class FileOptions:
-    """root: no path and no symlink leads out of it."""
+    """root: a path or symlink that leads out of it is refused."""
 
     root: str = attrs.field(default="/", validator=_validate_absolute)
 
 
 class FileReconciler(Reconciler[File]):
-    """See the module's invariants. Relative programs and sources start at the manifest."""
+    """Reconciles one File. Relative programs and sources start at the manifest's directory."""
 
     kind = "File"
     Options: ClassVar[type | None] = FileOptions
@@ -102,7 +102,7 @@ class FileReconciler(Reconciler[File]):
         super().__init__(options or FileOptions())
 
     async def reconcile(self, request: Request[File]) -> Result:
-        """Replace the file unless it is as desired, then run the action."""
+        """Replace the file unless it is as desired, then run ``after``."""
         try:
             return await self._reconcile(request)
         except FileRefused as exc:
@@ -111,7 +111,7 @@ class FileReconciler(Reconciler[File]):
             return retry(_error_text(exc))
 
     async def remove(self, request: Request[File]) -> Result:
-        """Remove the file if it holds what this reconciler wrote; leave it otherwise."""
+        """Remove the file if it has content that this reconciler wrote; otherwise keep it."""
         try:
             return await self._remove(request)
         except FileRefused as exc:
@@ -120,50 +120,50 @@ class FileReconciler(Reconciler[File]):
             return retry(_error_text(exc))
 
     async def plan(self, request: Request[File]) -> list[Change]:
-        """What reconcile() would do. Raises FileRefused and OSError where it would fail."""
+        """The changes that reconcile() would make. Raises FileRefused, OSError if it would fail."""
         spec = request.spec
         content = await _desired_content(request)
         found = await self._compare(spec, content)
-        note = await WriteRecord.read(request.memory)
+        record = await WriteRecord.read(request.memory)
         changes = []
         if found.differences:
             changes.append(await self._describe_change(spec, content, found))
-        if spec.after and (found.differences or note.after_pending):
+        if spec.after and (found.differences or record.after_pending):
             changes.append(Change("run", " ".join(spec.after), "after the change of the file"))
-        former = "the spec names another path now"
+        former = "the spec names another path"
         return [
             *changes,
-            *(Change("remove", path, former) for path in note.former_paths(spec.path)),
+            *(Change("remove", path, former) for path in record.former_paths(spec.path)),
         ]
 
     async def _reconcile(self, request: Request[File]) -> Result:
         spec = request.spec
         content = await _desired_content(request)
         found = await self._compare(spec, content)
-        note = await WriteRecord.read(request.memory)
-        # Left behind by a process that died between writing and renaming.
-        unfinished = note.temporary is not None or note.after_pending
-        if not (found.differences or unfinished or note.former_paths(spec.path)):
+        record = await WriteRecord.read(request.memory)
+        # Set if a process was killed before the end of an earlier replacement.
+        unfinished = record.temporary is not None or record.after_pending
+        if not (found.differences or unfinished or record.former_paths(spec.path)):
             return done()
         async with (
             request.operation("write") as operation,
             operation.critical(budget=min(BUDGET, request.critical_limit)),
         ):
-            await self._remove_temporary(note)
+            await self._remove_temporary(record)
             if found.differences:
                 name = temporary_name(spec.path)
-                note = note.begin(
+                record = record.begin(
                     spec.path, digest_of(content), name, after_pending=bool(spec.after)
                 )
-                await note.save(request.memory)
+                await record.save(request.memory)
                 await operation.step(
                     "replace", partial(self._replace, request, operation, content, name)
                 )
-            if note.after_pending and spec.after:
+            if record.after_pending and spec.after:
                 await operation.step("after", partial(_run_after, request, operation))
-            note = await self._remove_former_paths(request, operation, note)
-            await note.finish().save(request.memory)
-        return done(_summary(found, ran=note.after_pending and bool(spec.after)))
+            record = await self._remove_former_paths(request, operation, record)
+            await record.finish().save(request.memory)
+        return done(_summary(found, ran=record.after_pending and bool(spec.after)))
 
     async def _compare(self, spec: File, content: bytes) -> Comparison:
         return await compare_file(
@@ -203,24 +203,24 @@ class FileReconciler(Reconciler[File]):
             request.log.warning("file.attributes_lost", path=spec.path, names=replaced.lost)
         return {"changed": replaced.changed}
 
-    async def _remove_temporary(self, note: WriteRecord) -> None:
+    async def _remove_temporary(self, record: WriteRecord) -> None:
         """Remove the new file that an interrupted replacement left, by its recorded name."""
-        if note.temporary is not None:
-            path, name = note.temporary
+        if record.temporary is not None:
+            path, name = record.temporary
             try:
                 await remove_temporary(path, name, root=self.options.root)
             except (FileNotFoundError, FileRefused):
-                return  # its directory is gone, or lies outside a root set since: not ours now
+                return  # its directory was removed, or is outside a root that was changed since
 
     async def _remove_former_paths(
-        self, request: Request[File], operation: Operation, note: WriteRecord
+        self, request: Request[File], operation: Operation, record: WriteRecord
     ) -> WriteRecord:
-        """Remove the files at paths that the spec named before."""
-        for path in note.former_paths(request.spec.path):
-            take_away = partial(self._remove_written, request, note.files[path], path)
-            await operation.step(f"remove {path}", take_away)
-            note = note.without(path)
-        return note
+        """Remove the files at paths that the spec named earlier."""
+        for path in record.former_paths(request.spec.path):
+            remove_step = partial(self._remove_written, request, record.files[path], path)
+            await operation.step(f"remove {path}", remove_step)
+            record = record.without(path)
+        return record
 
     async def _remove_written(
         self, request: Request[File], digests: tuple[str, ...], path: str
@@ -228,29 +228,29 @@ class FileReconciler(Reconciler[File]):
         removed = await remove_file(path, digests, root=self.options.root)
         if removed is Removed.UNMANAGED:
             request.log.warning(
-                "file.not_removed", path=path, reason="its content is not what was written"
+                "file.not_removed", path=path, reason="its content was changed after it was written"
             )
         return removed.value
 
     async def _remove(self, request: Request[File]) -> Result:
         path = request.spec.path
-        note = await WriteRecord.read(request.memory)
-        if path not in note.files:
+        record = await WriteRecord.read(request.memory)
+        if path not in record.files:
             request.log.warning(
-                "file.not_removed", path=path, reason="it was never written from here"
+                "file.not_removed", path=path, reason="this reconciler never wrote it"
             )
-        if not note.files and note.temporary is None:
-            return done(f"left {path}")
+        if not record.files and record.temporary is None:
+            return done(f"kept {path}")
         async with (
             request.operation("remove") as operation,
             operation.critical(budget=min(BUDGET, request.critical_limit)),
         ):
-            await self._remove_temporary(note)
-            for path, digests in note.files.items():
-                take_away = partial(self._remove_written, request, digests, path)
-                await operation.step(f"remove {path}", take_away)
+            await self._remove_temporary(record)
+            for path, digests in record.files.items():
+                remove_step = partial(self._remove_written, request, digests, path)
+                await operation.step(f"remove {path}", remove_step)
             await WriteRecord.erase(request.memory)
-        return done("removed what was written")
+        return done("removed")
 
     async def _describe_change(self, spec: File, content: bytes, found: Comparison) -> Change:
         missing = "missing" in found.differences
@@ -280,13 +280,14 @@ async def _run_after(request: Request[File], operation: Operation) -> None:
 
 
 def _summary(found: Comparison, *, ran: bool) -> str:
-    """What a run did, for the log."""
+    """The actions of a run, for the log."""
     what = ", ".join(found.differences).replace("missing", "created")
-    return "; ".join(part for part in (what, "after was run" if ran else "") if part) or "cleared"
+    parts = (what, "ran after" if ran else "")
+    return "; ".join(part for part in parts if part) or "finished an interrupted write"
 
 
 def _error_text(exc: OSError | ProgramFailed) -> str:
-    """An error in one line, without the number that OSError puts in front."""
+    """An error in one line, without the errno that OSError prints."""
     if isinstance(exc, OSError) and exc.filename is not None:
         return f"{Path(str(exc.filename))}: {exc.strerror}"
     return str(exc)

@@ -1,11 +1,11 @@
-"""What the file reconciler wrote for one key, noted in the key's memory.
+"""The record of what the file reconciler wrote for one key, in the key's memory directory.
 
-The state of a file does not tell who wrote it, whether the action after a replacement ran, or
-what an interrupted replacement left behind. The note does:
+The state of a file does not show who wrote it, whether ``after`` ran after a replacement, or which
+temporary file an interruption left. The record does:
 
-1. It is durable before the first effect, so that no content of ours is without it.
-2. It may name content that never came into place; it never lacks content that did.
-3. A note that is missing or unreadable means "nothing of it is ours": files are left then.
+1. It is durable before the first effect, so each file that the reconciler wrote is recorded.
+2. It may name content that was never put in place; it never lacks content that was.
+3. A missing or unreadable record means that nothing was written: existing files are kept.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import trio
 
 from reconciled.api import make_directory, read_file, replace_file
 
-# With a dot in front it is no name of a resource, whose directory may stand here as well.
+# The leading dot rules out a resource's name, whose directory may be here as well.
 FILE_NAME = ".written"
-# One name each time, so that what a kill leaves behind is what the next save() replaces.
+# A fixed name, so that the next save() replaces what a killed process left.
 _TEMPORARY = f".{FILE_NAME}.reconciled-thenext1"
-_DIGESTS = 2  # the new content and the one before, which stays in place if the new one fails
+_DIGESTS = 2  # of the new content and the one before, which is kept if the replacement fails
 
 
 @attrs.frozen
 class WriteRecord:
-    """The note of one key.
+    """The record of one key.
 
-    files      path → digests of content that we put there, newest first
-    temporary  path and name of a new file that may have been left beside it
-    owed       a file was replaced, or was about to be, and the action after it has not yet run
-               to its end: once too often is harmless, once too rarely is not
+    files          path → digests of content that the reconciler put there, newest first
+    temporary      path, and name of a new file that an interruption may have left beside it
+    after_pending  a file was or may have been replaced, and ``after`` has not completed since: it
+                   may run once too often, never once too rarely
     """
 
     files: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
@@ -43,26 +43,26 @@ class WriteRecord:
     after_pending: bool = False
 
     def begin(self, path: str, digest: str, temporary: str, *, after_pending: bool) -> WriteRecord:
-        """The note to save before *path* is replaced."""
+        """The record to save before *path* is replaced."""
         digests = (digest, *(old for old in self.files.get(path, ()) if old != digest))
         files = {**self.files, path: digests[:_DIGESTS]}
         return WriteRecord(files, (path, temporary), after_pending=after_pending)
 
     def finish(self) -> WriteRecord:
-        """The note to save once everything is done."""
+        """The record to save after all steps are done."""
         return attrs.evolve(self, temporary=None, after_pending=False)
 
     def without(self, path: str) -> WriteRecord:
-        """The note without *path*."""
+        """The record without *path*."""
         return attrs.evolve(self, files={p: d for p, d in self.files.items() if p != path})
 
     def former_paths(self, path: str) -> list[str]:
-        """The paths besides *path*: the spec named them once."""
+        """The recorded paths other than *path*: an earlier spec named them."""
         return [other for other in self.files if other != path]
 
     @classmethod
     async def read(cls, directory: Path) -> WriteRecord:
-        """The note in *directory*, or an empty one. Raises OSError."""
+        """The record in *directory*, or an empty one. Raises OSError."""
         try:
             data = json.loads(await read_file(FILE_NAME, root=directory))
             return cls._structure(data)
@@ -78,13 +78,13 @@ class WriteRecord:
         )
 
     async def save(self, directory: Path) -> None:
-        """Note it durably, making *directory* where it lacks. Raises OSError."""
+        """Write it durably, making *directory* if missing. Raises OSError."""
         await make_directory(directory)
-        note = json.dumps(attrs.asdict(self))
-        await replace_file(FILE_NAME, note, mode=0o600, root=directory, temporary=_TEMPORARY)
+        text = json.dumps(attrs.asdict(self))
+        await replace_file(FILE_NAME, text, mode=0o600, root=directory, temporary=_TEMPORARY)
 
     @staticmethod
     async def erase(directory: Path) -> None:
-        """Remove the note."""
+        """Remove the record, if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             await trio.Path(directory, FILE_NAME).unlink()
