@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
-from operations import ID, end_all_of, start_host, wait_for
+from operations import ID, end_all_of, start_daemon, wait_for
 
 from reconciled.cli import reap as cli
 from reconciled.cli.main import main
@@ -32,13 +32,13 @@ from reconciled.service.notify import Notifier
 RECONCILED = Path(sys.executable).with_name("reconciled")
 pytestmark = pytest.mark.processes
 
-ENDS_ON_WORD = "touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 6"
+ENDS_ON_GO = "touch ready; while [ ! -e go ]; do sleep 0.01; done; exit 6"
 STUBBORN = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:
-    """A state directory; what a failed test left running for it is ended."""
+    """A state directory; processes that a failed test left are killed."""
     tmp_path.chmod(0o700)
     yield tmp_path
     for directory in (tmp_path / "operations").glob("*"):
@@ -46,13 +46,13 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 
 def left_behind(state: Path, script: str, *, budget: float = 0, name: str = ID) -> Path:
-    """The operation whose program runs *script* and has lost its daemon."""
+    """The directory of an operation whose program runs *script* after its daemon was killed."""
     directory = state / "operations" / name
     (state / "ready").unlink(missing_ok=True)
-    host = start_host(directory, script, where=state, budget=budget)
+    daemon = start_daemon(directory, script, where=state, budget=budget)
     wait_for((state / "ready").exists)
-    host.kill()
-    host.wait()
+    daemon.kill()
+    daemon.wait()
     return directory
 
 
@@ -71,28 +71,29 @@ def reap(state: Path, *options: str) -> int:
     return main(["reap", "--state", str(state), *options])
 
 
-def test_nothing_left(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nothing was left it says nothing; no state directory at all is no fault either."""
+def test_without_survivors_it_does_nothing(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without survivors, or without a state directory, it prints nothing and exits with 0."""
     assert reap(state) == 0
     assert reap(state / "never made") == 0
     assert capsys.readouterr().err == ""
 
 
-def test_living_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """While a daemon holds the state directory nothing is touched: 75."""
-    directory = left_behind(state, ENDS_ON_WORD)
+def test_running_daemon_is_refused(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While a daemon holds the state directory no process is signalled: 75."""
+    directory = left_behind(state, ENDS_ON_GO)
     lock = StateLock.acquire(state)
     try:
         assert reap(state) == 75
     finally:
         lock.release()
     assert alive(child_of(directory).program.pid)
-    assert "is held by process" in capsys.readouterr().err
+    text = f"a daemon (pid {os.getpid()}) is running on {state}: nothing was ended; stop it first"
+    assert capsys.readouterr().err == f"reconciled reap: {text}\n"
 
 
 def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An ordinary program gets SIGTERM at once; that it ends by it is no force: 0, and recorded."""
-    directory = left_behind(state, ENDS_ON_WORD)
+    """An ordinary program gets SIGTERM at once; its end is recorded, and the exit code is 0."""
+    directory = left_behind(state, ENDS_ON_GO)
     began = time.monotonic()
     assert reap(state) == 0
     assert time.monotonic() - began < 20
@@ -100,13 +101,15 @@ def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFi
     assert end is not None
     assert (end.code, end.signal) == (None, signal.SIGTERM)
     assert not alive(child_of(directory).parent.pid)
-    assert capsys.readouterr().err == (f"reconciled reap: apply of operation {ID} gets SIGTERM\n")
+    assert capsys.readouterr().err == (
+        f"reconciled reap: sent SIGTERM to apply of operation {ID}\n"
+    )
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", ""])
-def test_nobody_has_to_read_what_it_says(state: Path, where: str) -> None:
-    """With standard error closed, full or without a reader it does its work all the same."""
-    directory = left_behind(state, ENDS_ON_WORD)
+def test_unwritable_standard_error_is_ignored(state: Path, where: str) -> None:
+    """It ends programs even if standard error is closed, full or without a reader."""
+    directory = left_behind(state, ENDS_ON_GO)
     read, write = os.pipe()
     os.close(read)
     command = ["sh", "-c", f'exec "$0" reap --state "$1" {where}', RECONCILED, state]
@@ -116,7 +119,7 @@ def test_nobody_has_to_read_what_it_says(state: Path, where: str) -> None:
 
 
 def test_stubborn_program_is_killed(state: Path) -> None:
-    """One that ignores SIGTERM gets SIGKILL after --term, and the exit code says so: 3."""
+    """A program that ignores SIGTERM gets SIGKILL after --term, and the exit code is 3."""
     directory = left_behind(state, STUBBORN)
     assert reap(state, "--term", "300ms") == 3
     end = read_end(directory)
@@ -125,8 +128,8 @@ def test_stubborn_program_is_killed(state: Path) -> None:
 
 
 def test_critical_program_is_waited_for(state: Path) -> None:
-    """A critical program goes on within its budget, and its own end is recorded: 0."""
-    directory = left_behind(state, f"({ENDS_ON_WORD})", budget=30)
+    """A critical program continues within its budget, and its own end is recorded: 0."""
+    directory = left_behind(state, f"({ENDS_ON_GO})", budget=30)
     started = subprocess.Popen(["sh", "-c", f"sleep 0.5; touch {state}/go"])
     assert reap(state) == 0
     started.wait()
@@ -136,9 +139,9 @@ def test_critical_program_is_waited_for(state: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "wait"), [(1.5, "10m"), (60, "500ms")])
-def test_critical_program_past_its_time(state: Path, budget: float, wait: str) -> None:
-    """A critical program gets what is left of its budget and --wait at most; then 3: it was cut."""
-    directory = left_behind(state, ENDS_ON_WORD, budget=budget)
+def test_critical_program_past_its_budget(state: Path, budget: float, wait: str) -> None:
+    """A critical program is ended after the rest of its budget, at most --wait: 3."""
+    directory = left_behind(state, ENDS_ON_GO, budget=budget)
     began = time.monotonic()
     assert reap(state, "--wait", wait) == 3
     assert time.monotonic() - began < 20
@@ -147,19 +150,19 @@ def test_critical_program_past_its_time(state: Path, budget: float, wait: str) -
     assert end.signal == signal.SIGTERM
 
 
-def test_all_at_once(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Several programs have their time side by side: all get SIGTERM before one gets SIGKILL."""
+def test_programs_are_ended_concurrently(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The times of several programs overlap: all get SIGTERM before one gets SIGKILL."""
     for letter in "ABC":
         left_behind(state, STUBBORN, name=ID + letter)
     assert reap(state, "--term", "1s") == 3
     lines = capsys.readouterr().err.splitlines()
-    signals = [line.rpartition(" ")[2] for line in lines if " gets " in line]
+    signals = [line.split()[3] for line in lines if ": sent " in line]
     assert signals == ["SIGTERM"] * 3 + ["SIGKILL"] * 3
 
 
-def test_end_is_noted_for_a_dead_parent(state: Path) -> None:
-    """Where the small parent was killed too, what was ended here is recorded here."""
-    directory = left_behind(state, ENDS_ON_WORD)
+def test_end_is_recorded_for_a_killed_parent(state: Path) -> None:
+    """If the small parent was killed, the reaper records the end of the program it ended."""
+    directory = left_behind(state, ENDS_ON_GO)
     os.kill(child_of(directory).parent.pid, signal.SIGKILL)
     assert reap(state) == 0
     end = read_end(directory)
@@ -168,37 +171,38 @@ def test_end_is_noted_for_a_dead_parent(state: Path) -> None:
 
 
 def test_damaged_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody is signalled on a guess: an operation with a damaged record is named, and left."""
-    directory = left_behind(state, ENDS_ON_WORD)
+    """An operation with a damaged record is named, and no process is signalled for it."""
+    directory = left_behind(state, ENDS_ON_GO)
     pid = child_of(directory).program.pid
     (directory / "child").write_text("{")
     assert reap(state) == 0
     assert alive(pid)
-    assert f"operation {ID} is left alone: " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"cannot end the program of operation {ID}: {directory}/child is damaged" in error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--config", "/none", "reap"], "no state directory: write --state DIRECTORY"),
+        (["--config", "/none", "reap"], "no state directory is known: add --state DIRECTORY"),
         (["reap", "--state", "/", "--wait", "10"], "'10' is not a duration"),
     ],
 )
 def test_usage(
     arguments: list[str],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Wrong usage is 2, with what to write instead."""
+    """Wrong usage exits with 2 and states the correct usage."""
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     assert main(arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_state_of_the_service_manager(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --state it takes $STATE_DIRECTORY, and needs no configuration."""
-    directory = left_behind(state, ENDS_ON_WORD)
+    """Without --state it uses $STATE_DIRECTORY and needs no configuration."""
+    directory = left_behind(state, ENDS_ON_GO)
     monkeypatch.setenv("STATE_DIRECTORY", f"{state}:/elsewhere")
     monkeypatch.setenv("RECONCILED_CONFIG", "/no/such/file")
     assert main(["reap"]) == 0
@@ -208,19 +212,19 @@ def test_state_of_the_service_manager(state: Path, monkeypatch: pytest.MonkeyPat
 def test_state_of_the_configuration(
     state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It looks where the daemon has looked: a configured directory, be the rest of it invalid."""
-    directory = left_behind(state, ENDS_ON_WORD)
+    """It uses the configured state directory, even if the rest of the configuration is invalid."""
+    directory = left_behind(state, ENDS_ON_GO)
     config = state / "r.yaml"
     config.write_text(f"state: {state}\nnonsense: [\n")
     monkeypatch.setenv("STATE_DIRECTORY", "/elsewhere")
     assert main(["--config", str(config), "reap"]) == 0
     assert read_end(directory) is not None
-    assert capsys.readouterr().err == f"reconciled reap: apply of operation {ID} gets SIGTERM\n"
+    assert capsys.readouterr().err == f"reconciled reap: sent SIGTERM to apply of operation {ID}\n"
 
 
-def test_the_manager_is_told(state: Path) -> None:
-    """While it waits it says for whom and how long, and asks for that time and a little more."""
-    left_behind(state, ENDS_ON_WORD, budget=12)
+def test_manager_gets_status_and_extension(state: Path) -> None:
+    """While it waits it reports the program and the time, and requests slightly more time."""
+    left_behind(state, ENDS_ON_GO, budget=12)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(state / "notify"))
         manager.settimeout(10)
@@ -231,26 +235,28 @@ def test_the_manager_is_told(state: Path) -> None:
         status, extension = (manager.recv(4096).decode() for _ in range(2))
         (state / "go").touch()
         assert reaping.wait(20) == 0
-    assert re.fullmatch(rf"STATUS=waits for apply of operation {ID}, (8|9|1[012])s left\n", status)
+    assert re.fullmatch(
+        rf"STATUS=waiting for apply of operation {ID}, (8|9|1[012])s left\n", status
+    )
     number = int(extension.removeprefix("EXTEND_TIMEOUT_USEC="))
     assert 12_000_000 < number < 17_100_000
 
 
-def test_an_extension_is_bounded(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks for more than 30 s at once: a reaper that hangs is not waited for as long."""
-    left_behind(state, ENDS_ON_WORD, budget=500)
-    asked: list[float] = []
-    monkeypatch.setattr(Notifier, "extend_timeout", lambda _, seconds: asked.append(seconds))
+def test_extension_is_bounded(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is for 30 s at most, so that the manager soon kills a reaper that hangs."""
+    left_behind(state, ENDS_ON_GO, budget=500)
+    requested: list[float] = []
+    monkeypatch.setattr(Notifier, "extend_timeout", lambda _, seconds: requested.append(seconds))
     assert reap(state, "--wait", "400ms") == 3
     (state / "go").unlink(missing_ok=True)
-    left_behind(state, ENDS_ON_WORD, budget=500)
+    left_behind(state, ENDS_ON_GO, budget=500)
     monkeypatch.setattr(Notifier, "set_status", lambda *_: (state / "go").touch())
     assert reap(state) == 0
-    assert (asked[0] < 6, asked[-1]) == (True, 30)
+    assert (requested[0] < 6, requested[-1]) == (True, 30)
 
 
-def test_no_trio(state: Path) -> None:
-    """It imports no trio: it has to work where hardly anything does, and after every stop."""
+def test_trio_is_not_imported(state: Path) -> None:
+    """It does not import trio: it runs after every stop and must not depend on much."""
     script = (
         "import sys; from reconciled.cli import main;"
         f" code = main(['reap', '--state', {str(state)!r}]); print(code, 'trio' in sys.modules)"
@@ -261,26 +267,26 @@ def test_no_trio(state: Path) -> None:
     assert done.stdout.split() == ["0", "False"]
 
 
-def test_it_says_at_once_whom_it_waits_for_now(
+def test_status_changes_at_once_when_a_program_has_ended(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it says of whom it waits for is true as soon as somebody has gone, not seconds later."""
+    """The report is updated when a program has ended, not after the report interval."""
     monkeypatch.setattr(survivor_reaper, "REPORT_INTERVAL", 600)
-    left_behind(state, ENDS_ON_WORD, budget=10, name=ID + "A")
-    left_behind(state, ENDS_ON_WORD, name=ID + "B")
-    heard: list[str] = []
+    left_behind(state, ENDS_ON_GO, budget=10, name=ID + "A")
+    left_behind(state, ENDS_ON_GO, name=ID + "B")
+    reports: list[str] = []
 
-    def hear(text: str, _seconds: float) -> None:
-        heard.append(text.rpartition(",")[0])
+    def report(text: str, _seconds: float) -> None:
+        reports.append(text.rpartition(",")[0])
         if "more" not in text:
             (state / "go").touch()
 
-    said: list[str] = []
-    # So long that the first report would hold beyond the budget.
-    assert not SurvivorReaper(600, 600, said.append, report=hear).reap(state / "operations")
-    assert heard == [
-        f"ends apply of operation {ID}B, and 1 more",
-        f"waits for apply of operation {ID}A",
+    lines: list[str] = []
+    # With these times the first report would be valid beyond the budget.
+    assert not SurvivorReaper(600, 600, lines.append, report=report).reap(state / "operations")
+    assert reports == [
+        f"ending apply of operation {ID}B, and 1 more",
+        f"waiting for apply of operation {ID}A",
     ]
 
 
@@ -288,7 +294,7 @@ def test_it_says_at_once_whom_it_waits_for_now(
 
 
 def a_group(state: Path, pids: list[int]) -> Path:
-    """What the kernel shows of a control group with *pids* in a leaf of it."""
+    """Files of a control group with *pids* in a leaf of it."""
     leaf = state / "group" / "main"
     leaf.mkdir(parents=True)
     (state / "group" / "cgroup.procs").write_text(f"{os.getpid()}\n")
@@ -296,10 +302,10 @@ def a_group(state: Path, pids: list[int]) -> Path:
     return state / "group"
 
 
-def test_alone_in_the_group_of_its_unit_it_is_done(
+def test_empty_group_of_the_unit_needs_no_lock(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs after every stop: where nobody is left, it takes no lock and reads no record."""
+    """If the unit's group has no other process, it takes no lock and reads no record."""
     lock = StateLock.acquire(state)
     try:
         group = a_group(state, [])
@@ -312,63 +318,63 @@ def test_alone_in_the_group_of_its_unit_it_is_done(
 
 
 def test_strays_are_ended(state: Path) -> None:
-    """What else is in the unit's group is ended at once, and killed after --term."""
+    """Other processes of the unit's group get SIGTERM at once, and SIGKILL after --term."""
     stray = subprocess.Popen(["sleep", "60"], start_new_session=True)
     group = a_group(state, [stray.pid, os.getppid()])
-    said: list[str] = []
+    lines: list[str] = []
     assert [process.pid for process in members_of(group)] == [stray.pid]
-    assert not SurvivorReaper(600, 30, said.append, group).reap(state / "operations")
+    assert not SurvivorReaper(600, 30, lines.append, group).reap(state / "operations")
     assert stray.wait() == -signal.SIGTERM
-    assert said == [f"sleep (pid {stray.pid}) gets SIGTERM"]
+    assert lines == [f"sent SIGTERM to sleep (pid {stray.pid})"]
 
 
-def test_a_critical_program_has_no_strays(state: Path) -> None:
-    """Parent, program and what a critical program started are no strays while it lives."""
-    script = f"setsid sleep 60 & echo $! > member; {ENDS_ON_WORD}"
+def test_critical_program_has_no_strays(state: Path) -> None:
+    """A running critical program, its small parent and its descendants are not strays."""
+    script = f"setsid sleep 60 & echo $! > member; {ENDS_ON_GO}"
     directory = left_behind(state, script, budget=1.5)
     member = int((state / "member").read_text())
     record = child_of(directory)
     group = a_group(state, [member, record.program.pid, record.parent.pid])
-    said: list[str] = []
-    assert SurvivorReaper(600, 30, said.append, group).reap(state / "operations")
-    assert [line.rpartition(" gets ")[::2] for line in said[1:]] == [
-        (f"apply of operation {ID}", "SIGTERM"),
-        (f"sleep (pid {member})", "SIGTERM"),
+    lines: list[str] = []
+    assert SurvivorReaper(600, 30, lines.append, group).reap(state / "operations")
+    assert lines[1:] == [
+        f"sent SIGTERM to apply of operation {ID}",
+        f"sent SIGTERM to sleep (pid {member})",
     ]
     assert not alive(member)
 
 
-def test_a_helper_that_went_its_own_way_is_no_stray(state: Path) -> None:
-    """What has left a critical program's group and descent, but is of its operation, stays."""
+def test_helper_in_another_group_is_not_a_stray(state: Path) -> None:
+    """A helper that left a critical program's group and descent belongs to its operation."""
     helper = "sh -c 'setsid sleep 60 & echo $! > helper' &"
     directory = left_behind(
-        state, f"{helper} until [ -s helper ]; do :; done; {ENDS_ON_WORD}", budget=60
+        state, f"{helper} until [ -s helper ]; do :; done; {ENDS_ON_GO}", budget=60
     )
     helping = int((state / "helper").read_text())
     process = find_process(helping)
     assert process is not None
     record = child_of(directory)
     assert {process.parent, process.group}.isdisjoint({record.program.pid, record.parent.pid})
-    said: list[str] = []
+    lines: list[str] = []
 
-    def hear(_text: str, _seconds: float) -> None:
-        # Once more when the program has ended: then it is the helper's turn, which may be gone.
+    def report(_text: str, _seconds: float) -> None:
+        # Called again after the program has ended: the helper may have been ended by then.
         assert alive(helping) or (state / "go").exists()
         (state / "go").touch()
 
     group = a_group(state, [helping, record.program.pid, record.parent.pid])
-    assert not SurvivorReaper(600, 30, said.append, group, hear).reap(state / "operations")
-    assert said[-1] == f"sleep (pid {helping}) gets SIGTERM"
+    assert not SurvivorReaper(600, 30, lines.append, group, report).reap(state / "operations")
+    assert lines[-1] == f"sent SIGTERM to sleep (pid {helping})"
 
 
 # -- the start of the next daemon ------------------------------------------------
 
 
 def test_the_start_leaves_critical_programs_to_their_adoption(state: Path) -> None:
-    """At a start whatever is left is ended, but critical programs of operations that are open."""
-    adopted = left_behind(state, ENDS_ON_WORD, budget=60, name=ID + "A")
-    closed = left_behind(state, ENDS_ON_WORD, budget=60, name=ID + "B")
-    ordinary = left_behind(state, ENDS_ON_WORD, name=ID + "C")
+    """A start ends all survivors and strays, except critical programs of open operations."""
+    adopted = left_behind(state, ENDS_ON_GO, budget=60, name=ID + "A")
+    closed = left_behind(state, ENDS_ON_GO, budget=60, name=ID + "B")
+    ordinary = left_behind(state, ENDS_ON_GO, name=ID + "C")
     stray = subprocess.Popen(["sleep", "60"], start_new_session=True)
     records = [child_of(each) for each in (adopted, closed, ordinary)]
     pids = [pid for each in records for pid in (each.program.pid, each.parent.pid)]
@@ -384,14 +390,14 @@ def test_the_start_leaves_critical_programs_to_their_adoption(state: Path) -> No
         assert end is not None
         assert end.signal == signal.SIGTERM
     assert sorted(log.reasons) == [
-        f"apply of operation {ID}B gets SIGTERM",
-        f"apply of operation {ID}C gets SIGTERM",
-        f"sleep (pid {stray.pid}) gets SIGTERM",
+        f"sent SIGTERM to apply of operation {ID}B",
+        f"sent SIGTERM to apply of operation {ID}C",
+        f"sent SIGTERM to sleep (pid {stray.pid})",
     ]
 
 
-def test_the_start_alone_in_its_group_looks_no_further(state: Path) -> None:
-    """Where nobody is left, no record is read: most starts have nothing to wait for."""
+def test_start_with_an_empty_group_reads_no_record(state: Path) -> None:
+    """If the unit's group has no other process, a start reads no record."""
     log = Lines()
     (state / "operations" / ID).mkdir(parents=True)
     (state / "operations" / ID / "child").write_text("{")
@@ -400,7 +406,7 @@ def test_the_start_alone_in_its_group_looks_no_further(state: Path) -> None:
 
 
 class Lines:
-    """A log that keeps the reasons."""
+    """A log that keeps the reasons of its lines."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""Operations without a journal, and a daemon that is nothing but one program of an operation."""
+"""Operations without a journal, and a minimal daemon that runs one program of an operation."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 
 from reconciled.programs.processes import all_processes
 
-# Unique: end_all_of() finds programs by it, and another test run may be at work beside this one.
+# Unique: end_all_of() finds programs by it, and another test run may be active at the same time.
 ID = f"01{secrets.token_hex(12).upper()}"
 HERE = Path(__file__).resolve().parent
-HOST = """
+DAEMON = """
 import sys, trio
 from pathlib import Path
 from operations import FakeOperation
@@ -45,7 +45,7 @@ trio.run(main, sys.argv[1], float(sys.argv[2]), sys.argv[3:])
 
 @attrs.define(eq=False)
 class FakeOperation:
-    """What run_program() needs of one."""
+    """The part of an operation that run_program() uses."""
 
     directory: Path
     attempt: int = 1
@@ -57,29 +57,29 @@ class FakeOperation:
         return self.directory.name
 
 
-def made(directory: Path, attempt: int = 1) -> FakeOperation:
+def make_operation(directory: Path, attempt: int = 1) -> FakeOperation:
     directory.mkdir(parents=True, exist_ok=True)
     return FakeOperation(directory, attempt)
 
 
-def start_host(
+def start_daemon(
     directory: Path, script: str, *, where: Path, budget: float = 0
 ) -> subprocess.Popen[bytes]:
-    """A process that runs the shell *script* as a program of the operation in *directory*."""
+    """Start a daemon that runs the shell *script* as a program of the operation in *directory*."""
     directory.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-c", HOST, str(directory), str(budget), "sh", "-c", script],
+        [sys.executable, "-c", DAEMON, str(directory), str(budget), "sh", "-c", script],
         cwd=where,
         env={"PYTHONPATH": f"{HERE}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
     )
 
 
 def end_all_of(directory: Path) -> None:
-    """Kill whatever names the operation of *directory* in its environment."""
-    mark = f"RECONCILED_OPERATION={directory.name}".encode()
+    """Kill each process whose environment names the operation of *directory*."""
+    variable = f"RECONCILED_OPERATION={directory.name}".encode()
     for process in all_processes():
         try:
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+            if variable in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
                 os.kill(process.pid, signal.SIGKILL)
         except OSError:
             continue
@@ -87,13 +87,13 @@ def end_all_of(directory: Path) -> None:
 
 @contextlib.contextmanager
 def low_score(score: int = -250) -> Iterator[None]:
-    """This process as a unit makes its daemon for the kernel's out-of-memory killer."""
+    """Give this process a negative out-of-memory score, as a unit gives its daemon."""
     file = Path("/proc/self/oom_score_adj")
     before = file.read_text()
     try:
         file.write_text(str(score))
     except PermissionError:
-        pytest.skip("to lower one's own score needs CAP_SYS_RESOURCE, which many containers lack")
+        pytest.skip("lowering the score needs CAP_SYS_RESOURCE, which many containers lack")
     try:
         yield
     finally:
@@ -101,7 +101,7 @@ def low_score(score: int = -250) -> Iterator[None]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Other processes make it true, and tell nobody."""
+    """Poll until another process has made *condition* true."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

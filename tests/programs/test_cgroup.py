@@ -1,4 +1,4 @@
-"""Rules of the unit's control group: when it is ours to look at, and who is in it."""
+"""Rules of the unit's control group: when it is used, and which processes are in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AFTER = {"SERVICE_RESULT": "success"}
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of control groups, and what the kernel says of this process, as each test has it."""
+    """A tree of control groups, and this process's entry in it, that each test fills."""
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/cgroup.procs").touch()
     monkeypatch.setattr(cgroup, "_MOUNT_POINTS", (tmp_path / "none", tmp_path / "tree"))
@@ -32,7 +32,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def place(kernel: Path, path: str, *, exists: bool = True) -> None:
+def put_process(kernel: Path, path: str, *, exists: bool = True) -> None:
     (kernel / "own").write_text(f"4:memory:/elsewhere.service\n0::{path}\n")
     if exists and path.startswith("/"):
         directory = kernel / "tree" / path.strip("/")
@@ -54,9 +54,9 @@ def place(kernel: Path, path: str, *, exists: bool = True) -> None:
         ),
     ],
 )
-def test_the_group_of_a_unit(kernel: Path, path: str, group: str) -> None:
-    """It is the service's own group, also from a leaf that delegation has put in between."""
-    place(kernel, path)
+def test_group_of_the_unit_is_found(kernel: Path, path: str, group: str) -> None:
+    """The group is the service's own, even if delegation has put the process in a leaf."""
+    put_process(kernel, path)
     assert cgroup_of_control_process(AFTER) == kernel / "tree" / group
     assert cgroup_of_main_process(MINE) == kernel / "tree" / group
 
@@ -73,32 +73,32 @@ def test_the_group_of_a_unit(kernel: Path, path: str, group: str) -> None:
         "/../r.service",
     ],
 )
-def test_what_is_no_unit_of_ours(kernel: Path, path: str) -> None:
-    """A scope, a slice, a container, a place outside the namespace: nobody there is looked at."""
-    place(kernel, path)
+def test_other_groups_are_ignored(kernel: Path, path: str) -> None:
+    """A scope, a slice, a container and a path outside the namespace give no group."""
+    put_process(kernel, path)
     assert cgroup_of_control_process(AFTER) is None
     assert cgroup_of_main_process(MINE) is None
 
 
 @pytest.mark.parametrize("pid", ["", str(os.getppid())])
 def test_only_for_the_process_that_the_manager_started(kernel: Path, pid: str) -> None:
-    """Below another service, a runner of CI jobs say, its group is none of our business."""
-    place(kernel, "/system.slice/runner.service")
+    """A process started by another service, such as a CI runner, gets no group."""
+    put_process(kernel, "/system.slice/runner.service")
     inherited = {"SYSTEMD_EXEC_PID": pid, "INVOCATION_ID": "0" * 32, "NOTIFY_SOCKET": "/n"}
     assert cgroup_of_main_process(inherited) is None
     assert cgroup_of_control_process(inherited) is None
 
 
 def test_no_control_groups(kernel: Path) -> None:
-    """A kernel or container that shows none: nothing is looked at, and nothing fails."""
+    """Without visible control groups there is no group and no error."""
     assert cgroup_of_main_process(MINE) is None
-    place(kernel, "/system.slice/r.service", exists=False)
+    put_process(kernel, "/system.slice/r.service", exists=False)
     assert cgroup_of_main_process(MINE) is None
 
 
-def test_numbers_are_those_of_the_whole_group(kernel: Path) -> None:
-    """Leaves below the group count; a group that has gone holds nobody."""
-    place(kernel, "/r.service/main")
+def test_pids_of_the_whole_group_are_listed(kernel: Path) -> None:
+    """Pids of leaves are included; a removed group has none."""
+    put_process(kernel, "/r.service/main")
     group = kernel / "tree/r.service"
     (group / "cgroup.procs").write_text("4\n5\n")
     (group / "main/cgroup.procs").write_text("6\n")
@@ -107,26 +107,26 @@ def test_numbers_are_those_of_the_whole_group(kernel: Path) -> None:
 
 
 @pytest.mark.processes
-def test_what_cannot_be_seen_is_told_from_what_is_gone(
+def test_hidden_processes_differ_from_ended_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member that the sandbox hides is neither seen nor gone; one that has just ended is gone."""
+    """A member that the sandbox hides is reported hidden; one that has just ended is not."""
     group = tmp_path
     monkeypatch.setattr(cgroup, "own_cgroup", lambda: group)
     hides, ends, other = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
 
-    def look(pid: int) -> Process | None:
+    def find(pid: int) -> Process | None:
         if pid == ends.pid:
             ends.kill()
             ends.wait()
         return None if pid == hides.pid else find_process(pid)
 
-    monkeypatch.setattr(cgroup, "find_process", look)
-    everybody = [each.pid for each in (hides, ends, other)]
+    monkeypatch.setattr(cgroup, "find_process", find)
+    pids = [each.pid for each in (hides, ends, other)]
     try:
-        (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in everybody))
+        (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
         assert hidden_in(group) == [hides.pid]
-        assert [is_hidden(pid) for pid in everybody] == [True, False, False]
+        assert [is_hidden(pid) for pid in pids] == [True, False, False]
         (group / "cgroup.procs").write_text(f"{other.pid}\n")
         assert not is_hidden(hides.pid)
     finally:

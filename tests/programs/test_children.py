@@ -30,8 +30,8 @@ async def until(condition: Callable[[], object]) -> None:
 # -- the registry ----------------------------------------------------------
 
 
-async def test_child_knows_who_it_is(tmp_path: Path) -> None:
-    """An owned child has its identity, its program and its owner's name, and no arguments."""
+async def test_child_has_identity_and_owner(tmp_path: Path) -> None:
+    """A child has its identity, program and owner's name, but not its arguments."""
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
@@ -49,7 +49,7 @@ async def test_child_knows_who_it_is(tmp_path: Path) -> None:
 
 
 async def test_end_all_spares_critical(tmp_path: Path) -> None:
-    """The last resort ends ordinary groups from any thread, and critical ones only if asked."""
+    """end_all() ends ordinary groups from any thread, and critical ones only on request."""
     ended = []
     async with trio.open_nursery() as nursery:
 
@@ -76,7 +76,7 @@ def _in_thread(function: Callable[[], object]) -> None:
 
 
 async def test_reaped_child_gets_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number is never signalled once its process is reaped: it may be another's by then."""
+    """A reaped process is never signalled: its pid may be reused."""
     seen = []
     async with trio.open_nursery() as nursery:
 
@@ -93,9 +93,9 @@ async def test_reaped_child_gets_no_signal(tmp_path: Path, monkeypatch: pytest.M
     assert seen[0].ended
 
 
-async def test_left_names_escapees(tmp_path: Path) -> None:
-    """What lives below us is listed: members with their owner, and those that left a group."""
-    # No other program: until its exec a third child would be one more "sh" in the list.
+async def test_remaining_names_escaped_processes(tmp_path: Path) -> None:
+    """remaining() lists members with their owner, and processes that left their group."""
+    # No other program: before its exec a third child would be one more "sh" in the list.
     script = "setsid sleep 97 & sleep 98 & wait"
     async with trio.open_nursery() as nursery:
 
@@ -106,7 +106,7 @@ async def test_left_names_escapees(tmp_path: Path) -> None:
         await until(lambda: sum(p.name == "sleep" for p in descendants_of(os.getpid())) == 2)
         left = current_children().remaining()
         escaped = [one for one in left if one.child is None]
-        assert [str(one) for one in escaped] == [f"sleep (pid {escaped[0].process.pid}), nobody's"]
+        assert [str(one) for one in escaped] == [f"sleep (pid {escaped[0].process.pid}), no owner"]
         owned = sorted(str(one).split(" (")[0] for one in left if one.child is not None)
         assert owned == ["sh", "sleep"]
         os.kill(escaped[0].process.pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ async def main():
 
 _FIFTY = """
 async def body():
-    # Each orphan's parent ends at once: they live 0.1 s longer, in groups of their own.
+    # Each orphan's parent ends at once; the orphan runs 0.1 s longer, in its own group.
     script = "for i in $(seq 50); do (setsid sleep 0.1 &) ; done; exit 3"
     codes = []
     async with trio.open_nursery() as nursery:
@@ -225,7 +225,7 @@ def _may_unshare() -> bool:
 
 
 def test_c07c_as_pid_1(tmp_path: Path) -> None:
-    """C07 (c): as PID 1, orphans are reaped within a second, and no exit code goes missing."""
+    """C07 (c): as PID 1, orphans are reaped within a second, and no exit code is lost."""
     if not _may_unshare():
         pytest.skip("making a PID namespace is not permitted here")
     out = _run(_FIFTY, tmp_path, "unshare", "--pid", "--fork", "--mount-proc")
@@ -233,20 +233,20 @@ def test_c07c_as_pid_1(tmp_path: Path) -> None:
 
 
 def test_c07c_as_subreaper(tmp_path: Path) -> None:
-    """C07 (c): the same below another init."""
+    """C07 (c): as a subreaper, orphans are reaped within a second, and no exit code is lost."""
     assert _run(_FIFTY, tmp_path).split() == ["3", "True", "20", "True", "0", "False"]
 
 
 def test_owned_zombie_is_not_reaped(tmp_path: Path) -> None:
-    """A program that has ended is left to its owner, however long that deals with its group."""
+    """The reaper leaves an ended program to its owner, however long the owner ends its group."""
     assert _run(_OWNED, tmp_path) == "5 True\n"
 
 
 def test_claimed_status_is_not_taken(tmp_path: Path) -> None:
-    """What plugins start is theirs to wait for; only a child that no object claims is reaped."""
+    """A child that a plugin's object waits for is not reaped; an unclaimed child is."""
     assert _run(_CLAIMED, tmp_path) == "5 0 []\n"
 
 
 def test_escapee_is_reported_once_and_lives(tmp_path: Path) -> None:
-    """An orphan in a session of its own is logged once and left alone; a plugin's is not."""
+    """An orphan in its own session is logged once and left alone; a plugin's is not logged."""
     assert _run(_ESCAPED, tmp_path) == "program.detached True sleep True\n[] 1\n"

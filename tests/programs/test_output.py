@@ -1,4 +1,4 @@
-"""What is quoted of a program's output: whole lines, bounded, and without secrets."""
+"""Quotations of a program's output: complete lines, bounded, and without secrets."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_no_cut_leaves_half_a_secret() -> None:
 
 
 def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
-    """A long output is quoted from a line's beginning on: in a part of one nobody sees a secret."""
+    """A quotation begins at a line's start: a secret in part of a line is not recognised."""
     output = Output.open(tmp_path / "out", 1024 * 1024)
     with output.writer() as writer:
-        # What is read of it begins nine letters before the end of the secret.
+        # The bytes that are read begin nine letters before the end of the secret.
         text = f"{SECRET}\n{'-' * 4000}\n{'-' * 4180}\n"
         assert len(text) - len(SECRET) == 8192 - 9
         Path(f"/proc/self/fd/{writer}").write_text(text)
@@ -42,7 +42,7 @@ def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_a_failure_quotes_no_secret(tmp_path: Path) -> None:
-    """What a failed program said is quoted as the registry of programs lets it pass."""
+    """A failure quotes output after the registry of programs has redacted it."""
     current_children().redact = hiding().redact
     ended = await run_program(["sh", "-c", f"echo got {SECRET}; exit 1"], output=tmp_path)
     with pytest.raises(ProgramFailed, match=r"exit code 1: got \[redacted\]$"):

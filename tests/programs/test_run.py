@@ -1,4 +1,4 @@
-"""Rules of reconciled.programs, with real processes."""
+"""Rules of run_program(), with real processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reconciled.programs.processes import all_processes, find_process
 from reconciled.stop import Overrun, Stop, Work
 
 sys.path.insert(0, str(Path(__file__).parent))
-from operations import low_score, made
+from operations import low_score, make_operation
 
 pytestmark = pytest.mark.processes
 
@@ -33,23 +33,23 @@ run_program: Any = run_alone
 
 @pytest.fixture(autouse=True, params=["alone", "of an operation"])
 def run_as(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every rule here holds for a program by itself, and for one under a small parent."""
+    """Run each test with a direct child and with a program under a small parent."""
     if request.param == "alone":
         return
     places = (tmp_path_factory.mktemp("operations") / str(n) for n in itertools.count())
 
     async def of_an_operation(argv: Sequence[str], **options: Any) -> Ended:
-        return await run_alone(argv, operation=made(next(places)), **options)
+        return await run_alone(argv, operation=make_operation(next(places)), **options)
 
     request.getfixturevalue("monkeypatch").setitem(globals(), "run_program", of_an_operation)
 
 
-# Ignores SIGTERM, and says when it has got so far.
+# Ignores SIGTERM; the file ``ready`` shows that it does.
 STUBBORN = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Other processes make it true, and tell nobody."""
+    """Poll until another process has made *condition* true."""
     with trio.fail_after(10):
         while not condition():  # noqa: ASYNC110 no event comes from another process
             await trio.sleep(0.005)
@@ -60,7 +60,7 @@ async def appears(path: Path) -> None:
 
 
 def no_children() -> bool:
-    """Neither running ones nor zombies."""
+    """Whether this process has no children, running or zombies."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -88,13 +88,13 @@ async def group_of(program: str) -> int:
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 async def test_exit_code(tmp_path: Path, code: int) -> None:
-    """The exit code of a program is told as it is."""
+    """The exit code of a program is returned unchanged."""
     ended = await run_program(["sh", "-c", f"exit {code}"], output=tmp_path)
     assert (ended.code, ended.signal) == (code, None)
 
 
 async def test_signal(tmp_path: Path) -> None:
-    """A program that a signal ended has no exit code, and check() names the signal."""
+    """A program ended by a signal has no exit code, and check() names the signal."""
     ended = await run_program(["sh", "-c", "echo so far; kill -9 $$"], output=tmp_path)
     assert (ended.code, ended.signal) == (None, signal.SIGKILL)
     with pytest.raises(ProgramFailed, match=r"^sh was ended by SIGKILL: so far$"):
@@ -112,7 +112,7 @@ async def test_check_quotes_last_lines(tmp_path: Path) -> None:
 
 
 async def test_no_descriptor_or_child_remains(tmp_path: Path) -> None:
-    """After a call nothing of it is left: no descriptor, no zombie, no entry."""
+    """A call leaves no descriptor, no zombie and no registered child."""
     await run_program(["true"], output=tmp_path)
     before = open_descriptors()
     for _ in range(5):
@@ -128,18 +128,21 @@ async def test_no_descriptor_or_child_remains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["no-such-program"], "no-such-program cannot be started: it is not in PATH"),
-        (["./absent"], "./absent cannot be started: there is no "),
-        (["./plain"], r"./plain cannot be started: it is not executable \(see chmod \+x\)"),
-        (["./garbage"], "./garbage cannot be started: it is no program; a script begins with"),
-        (["./lost"], "./lost cannot be started: the interpreter in its first line does not"),
-        (["sh", "a\0b"], "sh cannot be started: embedded null byte"),
+        (["no-such-program"], "cannot start no-such-program: it was not found in PATH"),
+        (["./absent"], "cannot start ./absent: .*/absent does not exist"),
+        (
+            ["./plain"],
+            r"cannot start ./plain: permission denied for .*: make it executable \(chmod \+x\)",
+        ),
+        (["./garbage"], "cannot start ./garbage: it has no executable format: begin a script with"),
+        (["./lost"], "cannot start ./lost: the interpreter in its #! line does not"),
+        (["sh", "a\0b"], "cannot start sh: embedded null byte"),
         ([], r"\[\] is not a program: write a list"),
         ("ls -l", "'ls -l' is not a program: write a list"),
     ],
 )
 async def test_not_started(tmp_path: Path, argv: list[str], message: str) -> None:
-    """What cannot be started is told in one line with its reason."""
+    """A program that cannot be started is an error of one line with the reason."""
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     for name, text in (("garbage", "\1\2\3"), ("lost", "#!/no/such/interpreter\n")):
         (tmp_path / name).write_text(text)
@@ -152,17 +155,19 @@ async def test_not_started(tmp_path: Path, argv: list[str], message: str) -> Non
 
 
 async def test_no_directory(tmp_path: Path) -> None:
-    """A directory that is missing is named as such, not as a missing program."""
+    """A missing working directory is named as such, not as a missing program."""
     with pytest.raises(
-        ProgramFailed, match=r"sh cannot be started: its directory .*/gone does not"
+        ProgramFailed, match=r"cannot start sh: its working directory .*/missing does not"
     ):
-        await run_program(["sh", "-c", ":"], output=tmp_path, directory=tmp_path / "gone")
+        await run_program(["sh", "-c", ":"], output=tmp_path, directory=tmp_path / "missing")
 
 
 async def test_output_not_possible(tmp_path: Path) -> None:
-    """Output that cannot be written is told before anything is started."""
+    """An output file that cannot be opened is an error before any start."""
     (tmp_path / "file").touch()
-    with pytest.raises(ProgramFailed, match=r"touch: its output cannot go to .*/touch\.log: Not a"):
+    with pytest.raises(
+        ProgramFailed, match=r"cannot start touch: its output file .*/touch\.log: Not a"
+    ):
         await run_program(["touch", str(tmp_path / "ran")], output=tmp_path / "file" / "below")
     assert not (tmp_path / "ran").exists()
 
@@ -171,7 +176,7 @@ async def test_output_not_possible(tmp_path: Path) -> None:
 
 
 async def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program gets our environment without what is ours alone, and additions on top."""
+    """A program gets the daemon's environment without its private variables, and the additions."""
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LISTEN_FDNAMES", "api")
@@ -188,14 +193,14 @@ async def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.optional
 async def test_memory_runs_out_for_programs_first(tmp_path: Path) -> None:
-    """A program has no part in the low score by which a unit keeps its daemon from the killer."""
+    """A program does not inherit the negative out-of-memory score of its daemon."""
     script = "until read score </proc/$$/oom_score_adj && [ $score = 0 ]; do sleep 0.01; done"
     with low_score(), trio.fail_after(10):
         await run_program(["sh", "-c", script], output=tmp_path)
 
 
 def test_path_ends_with_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PATH ends with the directory of reconciled, also where the spec sets PATH."""
+    """PATH ends with the directory of reconciled, even if the spec sets PATH."""
     monkeypatch.setattr(sys, "argv", ["/opt/here/bin/reconciled", "run"])
     assert program_environment({"PATH": "/a:/b"})["PATH"] == "/a:/b:/opt/here/bin"
     monkeypatch.setattr(sys, "argv", ["/src/reconciled/__main__.py"])
@@ -205,7 +210,7 @@ def test_path_ends_with_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_standard_input(tmp_path: Path) -> None:
-    """Standard input is a whole file: one larger than a pipe holds needs no reader."""
+    """Standard input is a file: input larger than a pipe's buffer needs no reader."""
     data = b"line\n" * 100_000
     await run_program(["wc", "-c"], stdin=data, output=tmp_path)
     assert (tmp_path / "wc.log").read_text().strip() == str(len(data))
@@ -214,7 +219,7 @@ async def test_standard_input(tmp_path: Path) -> None:
 
 
 async def test_directory_and_group(tmp_path: Path) -> None:
-    """A program runs in its directory, argument 0 included, and leads a group of its own."""
+    """A program runs in its directory, which argument 0 is relative to, and leads a new group."""
     (tmp_path / "here").write_text("#!/bin/sh\npwd\necho $$ $(cut -d' ' -f5 /proc/$$/stat)\n")
     (tmp_path / "here").chmod(0o755)
     ended = await run_program(["./here"], output=tmp_path / "out", directory=tmp_path)
@@ -227,7 +232,7 @@ async def test_directory_and_group(tmp_path: Path) -> None:
 
 
 async def test_c07b_cancelled_pipeline(tmp_path: Path) -> None:
-    """C07 (b): a cancelled shell takes its pipeline with it, within the deadline."""
+    """C07 (b): a cancelled shell ends together with its pipeline, within the deadline."""
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_pipeline, tmp_path)
@@ -245,7 +250,7 @@ async def _run_pipeline(output: Path) -> None:
 
 
 async def test_sigkill_at_end_of_cleanup(tmp_path: Path) -> None:
-    """An ordinary program that ignores SIGTERM is killed when the cleanup allowance is over."""
+    """An ordinary program that ignores SIGTERM is killed at the end of the cleanup allowance."""
     stop = Stop("test", StopLimits(cleanup=0.4))
     stop.install()
     with Work("w", stop) as work:
@@ -264,7 +269,7 @@ async def _run_stubborn(directory: Path) -> None:
 
 
 async def test_member_outlives_leader(tmp_path: Path) -> None:
-    """A member that outlives its leader is ended, and holds neither call nor exit code."""
+    """A member that outlives its leader is ended, and delays neither the call nor its result."""
     script = "sleep 999 & echo $!; exit 5"
     began = trio.current_time()
     ended = await run_program(["sh", "-c", script], output=tmp_path)
@@ -274,7 +279,7 @@ async def test_member_outlives_leader(tmp_path: Path) -> None:
 
 
 async def test_stubborn_member_outlives_leader(tmp_path: Path) -> None:
-    """A member that ignores SIGTERM too is killed after the allowance, the leader unreaped."""
+    """A member that ignores SIGTERM is killed after the allowance, before its leader is reaped."""
     stop = Stop("test", StopLimits(cleanup=0.4))
     stop.install()
     script = f"( {STUBBORN} ) & while [ ! -e ready ]; do sleep 0.01; done; exit 5"
@@ -285,7 +290,7 @@ async def test_stubborn_member_outlives_leader(tmp_path: Path) -> None:
 
 
 async def test_leader_waits_for_its_group(tmp_path: Path) -> None:
-    """While members live their leader is not reaped: its number stays taken."""
+    """While members live their leader is not reaped, so its pid is not reused."""
     script = f"( {STUBBORN} ) & while [ ! -e ready ]; do sleep 0.01; done; exit 0"
     async with trio.open_nursery() as nursery:
 
@@ -337,7 +342,7 @@ async def test_shielded_from_cancellation(tmp_path: Path) -> None:
 
 
 async def test_term_ahead_of_deadline(tmp_path: Path) -> None:
-    """SIGTERM comes a quarter of the budget ahead: a program may use it to end by itself."""
+    """SIGTERM comes a quarter of the budget before the deadline, for an orderly exit."""
     stop = Stop("test", StopLimits())
     stop.install()
     script = "trap 'echo warned; exit 0' TERM; while :; do sleep 0.02; done"
@@ -361,7 +366,7 @@ async def test_sigkill_at_deadline(tmp_path: Path) -> None:
 
 
 async def test_term_that_ends_it_is_a_cut(tmp_path: Path) -> None:
-    """A program that our SIGTERM ended failed in nothing: its section was cut, at once."""
+    """A program that the daemon's SIGTERM ended did not fail: its section is cut at once."""
     stop = Stop("test", StopLimits())
     stop.install()
     began = trio.current_time()
@@ -372,7 +377,7 @@ async def test_term_that_ends_it_is_a_cut(tmp_path: Path) -> None:
 
 
 async def test_timeout_inside_a_section(tmp_path: Path) -> None:
-    """A timeout inside a section ends the program sooner, and never after the deadline."""
+    """A timeout inside a section ends the program earlier, never after the deadline."""
     stop = Stop("test", StopLimits())
     stop.install()
     began = trio.current_time()
@@ -426,7 +431,7 @@ async def test_cancelled_while_starting(tmp_path: Path) -> None:
 
 
 async def test_output_limit(tmp_path: Path) -> None:
-    """Output stays near its limit while a program runs, exactly below it after, newest kept."""
+    """Output is near its limit during a run and below it afterwards; the newest part is kept."""
     log = tmp_path / "yes.log"
     script = "yes | head -c 200000000; sleep 0.6; stat -c %b yes.log; echo last"
     ended = await run_program(
@@ -440,7 +445,7 @@ async def test_output_limit(tmp_path: Path) -> None:
 
 
 async def test_tail_is_of_this_run(tmp_path: Path) -> None:
-    """Output of earlier runs stays in the file, and out of the tail."""
+    """Output of earlier runs is kept in the file and not quoted in the tail."""
     for word in ("first", "second"):
         ended = await run_program(["echo", word], output=tmp_path)
     assert ended.tail == ("second",)
@@ -450,7 +455,7 @@ async def test_tail_is_of_this_run(tmp_path: Path) -> None:
 
 
 async def test_private_modes(tmp_path: Path) -> None:
-    """Output files and the directories made for them are for the owner alone."""
+    """Output files and their new directories are accessible to the owner alone."""
     output = tmp_path / "a" / "b"
     await run_program(["true"], output=output)
     for path, mode in ((output.parent, 0o700), (output, 0o700), (output / "true.log", 0o600)):
@@ -458,7 +463,7 @@ async def test_private_modes(tmp_path: Path) -> None:
 
 
 async def test_binary_tail(tmp_path: Path) -> None:
-    """A tail is fit for a terminal: no control codes, whatever bytes were written."""
+    """A tail has no control codes, whatever bytes were written."""
     script = r"printf '\033[31mred\033[0m\tx\000\377\007\n\302\205\303\244\n'"
     ended = await run_program(["sh", "-c", script], output=tmp_path)
     assert all(line.isprintable() for line in ended.tail)
@@ -467,7 +472,7 @@ async def test_binary_tail(tmp_path: Path) -> None:
 
 
 def test_quote_is_bounded() -> None:
-    """A failure's line stays short, however long the lines are that it quotes."""
+    """A failure's message is bounded, however long the quoted lines are."""
     ended = Ended("./apply", 2, None, 0.0, ("x" * 300, "y" * 300, "z" * 300))
     assert len(str(ended)) < 500
     assert str(ended).endswith("z")
@@ -491,7 +496,7 @@ trio.run(main)
 
 
 def test_signals_ignored_at_start(tmp_path: Path) -> None:
-    """Signals that our parent ignores or blocks neither falsify exit codes nor reach programs."""
+    """Signals that the daemon's parent ignores or blocks affect neither exit codes nor programs."""
     done = subprocess.run(
         [sys.executable, "-c", _IGNORING, str(tmp_path)],
         check=True,
@@ -503,8 +508,8 @@ def test_signals_ignored_at_start(tmp_path: Path) -> None:
     assert (code, blocked, ignored & ~_INTERNAL) == (7, 0, 0)
 
 
-# Signals 32 and 33 are the C library's own: what it spawns, as make does, has them ignored, and
-# no program can change that.
+# Signals 32 and 33 belong to the C library: processes that it spawns, as make does, have them
+# ignored, and no program can change that.
 _INTERNAL = 0b11 << 31
 
 
