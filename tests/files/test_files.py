@@ -1,4 +1,4 @@
-"""Replacing, comparing and removing files (reconciled.files, roots and replacement)."""
+"""Rules of reconciled.files: comparing, replacing, reading and removing files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def open_handles() -> int:
-    """How many file handles this process holds."""
+    """The number of open descriptors of this process."""
     return len(names_in(Path("/proc/self/fd")))
 
 
@@ -46,12 +46,12 @@ def text_of(file: Path) -> str:
 
 
 def left_over(directory: Path) -> list[str]:
-    """Names of new files that were left beside their targets."""
+    """Names of temporary files that were left in *directory*."""
     return [name for name in names_in(directory) if ".reconciled-" in name]
 
 
 async def test_new_file_gets_content_and_the_default_mode(tmp_path: Path) -> None:
-    """A file that did not exist has the content and mode 0644, whatever the umask is."""
+    """A new file has the content and mode 0644, whatever the umask is."""
     old = os.umask(0o077)
     try:
         replaced = await replace_file(str(tmp_path / "motd"), "hé\n")
@@ -84,7 +84,7 @@ async def test_mode_owner_and_attributes_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 async def test_mode_and_owner_are_set_where_asked(tmp_path: Path) -> None:
-    """A mode, owner and group that are given are what the file has afterwards."""
+    """A given mode, owner and group are set."""
     file = tmp_path / "motd"
     file.write_text("same")
     replaced = await replace_file(str(file), "same", mode=0o640, owner=1234, group="4321")
@@ -93,8 +93,8 @@ async def test_mode_and_owner_are_set_where_asked(tmp_path: Path) -> None:
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o640)
 
 
-async def test_nothing_is_written_where_nothing_differs(tmp_path: Path) -> None:
-    """A file that is as wanted keeps its inode and its times."""
+async def test_nothing_is_written_without_a_difference(tmp_path: Path) -> None:
+    """A file that is as desired keeps its inode and times."""
     file = tmp_path / "motd"
     file.write_text("same")
     file.chmod(0o600)
@@ -105,16 +105,16 @@ async def test_nothing_is_written_where_nothing_differs(tmp_path: Path) -> None:
 
 
 async def test_unknown_owner_is_refused(tmp_path: Path) -> None:
-    """A user that does not exist is a refusal that names it, and nothing is written."""
-    with pytest.raises(FileRefused, match="no user 'nobody-at-all'"):
-        await replace_file(str(tmp_path / "motd"), "x", owner="nobody-at-all")
+    """An unknown user is refused by name, and nothing is written."""
+    with pytest.raises(FileRefused, match="user 'no-such-user' does not exist: create it"):
+        await replace_file(str(tmp_path / "motd"), "x", owner="no-such-user")
     assert names_in(tmp_path) == []
 
 
-async def test_an_owner_that_cannot_be_set_is_refused(
+async def test_owner_that_cannot_be_set_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the kernel refuses the owner, the old file stays and the remedy is named."""
+    """If the kernel refuses the owner, the old file is kept and the error names the remedy."""
 
     def refuse(*_arguments: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -129,8 +129,8 @@ async def test_an_owner_that_cannot_be_set_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["directory", "symlink", "dangling", "fifo", "hard link"])
-async def test_what_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """A directory, a symlink, a FIFO and a file with further names are named and left alone."""
+async def test_irregular_files_are_refused(tmp_path: Path, kind: str) -> None:
+    """A directory, symlink, FIFO or file with several hard links is refused and unchanged."""
     target, other = tmp_path / "target", tmp_path / "other"
     other.write_text("other")
     makers: dict[str, Callable[[], object]] = {
@@ -162,14 +162,14 @@ async def test_what_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> No
     ],
 )
 async def test_paths_that_lead_out_are_refused(tmp_path: Path, path: str, why: str) -> None:
-    """No path leads out of the root, and the message says which rule it breaks."""
+    """A path that leads out of the root is refused, and the error states the broken rule."""
     (tmp_path / "sub").mkdir()
     with pytest.raises(FileRefused, match=why):
         await replace_file(path, "x", root=tmp_path)
 
 
-async def test_a_root_is_a_fence_not_a_prefix(tmp_path: Path) -> None:
-    """An absolute path is the file's real path; its twin by name is outside."""
+async def test_root_is_not_a_name_prefix(tmp_path: Path) -> None:
+    """A path is beneath the root by its components, not by a common name prefix."""
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "root-2").mkdir()
@@ -181,7 +181,7 @@ async def test_a_root_is_a_fence_not_a_prefix(tmp_path: Path) -> None:
 
 
 async def test_directory_symlinks_inside_are_followed_and_outside_refused(tmp_path: Path) -> None:
-    """A symlink on the way is followed beneath the root, relative or absolute; never out of it."""
+    """A directory symlink is followed, relative or absolute, only if it stays beneath the root."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "real").mkdir(parents=True)
     outside.mkdir()
@@ -202,7 +202,7 @@ async def test_directory_symlinks_inside_are_followed_and_outside_refused(tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a symlink of another user")
-async def test_a_strangers_symlink_is_not_followed(tmp_path: Path) -> None:
+async def test_symlink_of_another_user_is_not_followed(tmp_path: Path) -> None:
     """A symlink that belongs to neither root, the daemon nor the root's owner is refused."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -211,8 +211,8 @@ async def test_a_strangers_symlink_is_not_followed(tmp_path: Path) -> None:
         await replace_file("link/a", "x", root=tmp_path)
 
 
-async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    """The directory that is missing is in the message, and the error can be retried."""
+async def test_missing_directory_is_named(tmp_path: Path) -> None:
+    """The error names the missing directory, and its type allows a retry."""
     with pytest.raises(FileNotFoundError, match=f"directory {tmp_path}/no does not exist"):
         await replace_file("no/way/file", "x", root=tmp_path)
 
@@ -234,7 +234,7 @@ entries = st.lists(
 def test_no_write_ever_lands_outside(
     entries: list[tuple[list[str], str, list[str]]], paths: list[list[str]]
 ) -> None:
-    """Whatever symlinks a tree has, only files beneath the root ever change."""
+    """Whatever symlinks a tree has, only files beneath the root change."""
     with tempfile.TemporaryDirectory() as text:
         base = Path(text).resolve()
         root, outside = base / "root", base / "outside"
@@ -254,7 +254,7 @@ def test_no_write_ever_lands_outside(
 
 
 def make_entry(root: Path, outside: Path, place: list[str], kind: str, target: list[str]) -> None:
-    """One entry of the random tree, unless something is in its way."""
+    """Make one entry of the random tree, unless its path is taken."""
     path = root.joinpath(*place)
     try:
         if not path.parent.resolve().is_relative_to(root) or path.is_symlink():
@@ -271,13 +271,13 @@ def make_entry(root: Path, outside: Path, place: list[str], kind: str, target: l
 
 
 def listing(base: Path, root: Path) -> list[str]:
-    """Every name below *base* that is not below *root*."""
+    """All names below *base* that are not below *root*."""
     found = [f"{d}/{n}" for d, ds, fs in os.walk(base) for n in (*ds, *fs)]
     return sorted(name for name in found if not name.startswith(f"{root}/"))
 
 
 async def attempt(root: Path, path: str) -> bool:
-    """Write ``file`` in *path*; whether that was allowed."""
+    """Write ``file`` in *path*; False if that is refused."""
     try:
         await replace_file(f"{path}/file", "x", root=root)
     except (FileRefused, OSError):
@@ -286,7 +286,7 @@ async def attempt(root: Path, path: str) -> bool:
 
 
 async def test_validation_sees_the_complete_file_before_the_rename(tmp_path: Path) -> None:
-    """The validator gets the new content in the same directory while the old one is in place."""
+    """The validator gets the complete new file in the same directory before the rename."""
     file = tmp_path / "motd"
     file.write_text("old")
     seen = []
@@ -301,8 +301,8 @@ async def test_validation_sees_the_complete_file_before_the_rename(tmp_path: Pat
     assert file.read_text() == "new"
 
 
-async def test_a_failed_validation_leaves_the_old_file(tmp_path: Path) -> None:
-    """What the validator raises comes out, and only the old file is there."""
+async def test_failed_validation_leaves_the_old_file(tmp_path: Path) -> None:
+    """The validator's exception is raised, and only the old file exists."""
     file = tmp_path / "motd"
     file.write_text("old")
 
@@ -317,7 +317,7 @@ async def test_a_failed_validation_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 async def test_cancellation_leaves_the_old_file(tmp_path: Path) -> None:
-    """Cancelled during its validation, a replacement leaves the old file and nothing else."""
+    """A cancellation during validation leaves the old file alone."""
     file = tmp_path / "motd"
     file.write_text("old")
     with trio.CancelScope() as scope:
@@ -332,8 +332,8 @@ async def test_cancellation_leaves_the_old_file(tmp_path: Path) -> None:
     assert left_over(tmp_path) == []
 
 
-async def test_no_handle_stays_open(tmp_path: Path) -> None:
-    """Neither success nor refusal leaks a file handle."""
+async def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
+    """Neither success nor refusal leaks a descriptor."""
     (tmp_path / "directory").mkdir()
     await replace_file("warm", "x", root=tmp_path)
     before = open_handles()
@@ -347,10 +347,10 @@ async def test_no_handle_stays_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["write", "fchmod", "fsync", "rename"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-async def test_an_error_of_the_device_leaves_the_old_file(
+async def test_error_of_the_device_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    """Whatever call fails before the new name stands, the old file is whole and alone."""
+    """Whichever call fails before the rename, the old file is complete and the new one removed."""
 
     def fail(*_arguments: object, **_named: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -380,8 +380,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.processes
-async def test_a_full_disk_leaves_the_old_file(small_disk: Path) -> None:
-    """ENOSPC of a real file system: the old file stays, no new one does, space is given back."""
+async def test_full_disk_leaves_the_old_file(small_disk: Path) -> None:
+    """On a full file system the old file is kept, the new one removed, and its space freed."""
     file = small_disk / "motd"
     file.write_text("old")
     before = os.statvfs(small_disk).f_bfree
@@ -394,7 +394,7 @@ async def test_a_full_disk_leaves_the_old_file(small_disk: Path) -> None:
 
 
 async def test_temporary_names_are_recognisable_and_fit(tmp_path: Path) -> None:
-    """The name shows its target and its maker, differs each time and is never too long."""
+    """A temporary name contains its target and marker, is unique and never too long."""
     first, second = temporary_name("/etc/motd"), temporary_name("/etc/motd")
     assert first.startswith(".motd.reconciled-")
     assert first != second
@@ -403,8 +403,8 @@ async def test_temporary_names_are_recognisable_and_fit(tmp_path: Path) -> None:
     assert len(os.fsencode(temporary_name(str(long)))) <= 255
 
 
-async def test_a_recorded_temporary_is_removed_by_its_name_alone(tmp_path: Path) -> None:
-    """Only the recorded name goes, and only a name of our making is accepted."""
+async def test_recorded_temporary_is_removed_by_its_name_alone(tmp_path: Path) -> None:
+    """Only the recorded name is removed, and other forms of names are refused."""
     name, other = temporary_name("motd"), temporary_name("motd")
     for each in (name, other, "motd"):
         (tmp_path / each).write_text("x")
@@ -416,8 +416,8 @@ async def test_a_recorded_temporary_is_removed_by_its_name_alone(tmp_path: Path)
             await remove_temporary("motd", bad, root=tmp_path)
 
 
-async def test_a_temporary_of_an_earlier_attempt_is_taken_over(tmp_path: Path) -> None:
-    """The same recorded name may be used again after the attempt that made it died."""
+async def test_temporary_of_an_earlier_attempt_is_replaced(tmp_path: Path) -> None:
+    """A recorded name can be used again after the attempt that made it was killed."""
     name = temporary_name("motd")
     (tmp_path / name).write_text("half")
     await replace_file("motd", "new", root=tmp_path, temporary=name)
@@ -426,7 +426,7 @@ async def test_a_temporary_of_an_earlier_attempt_is_taken_over(tmp_path: Path) -
 
 
 async def test_reading_follows_links_beneath_only(tmp_path: Path) -> None:
-    """A read may follow the last symlink, as a mounted ConfigMap needs, but never out."""
+    """A read may follow a final symlink, as in a mounted ConfigMap, beneath the root only."""
     root = tmp_path / "root"
     (root / "..data").mkdir(parents=True)
     (root / "..data" / "file").write_text("data")
@@ -444,15 +444,15 @@ async def test_reading_follows_links_beneath_only(tmp_path: Path) -> None:
 
 
 async def test_reading_is_bounded(tmp_path: Path) -> None:
-    """A longer file is a refusal and not so much memory."""
+    """A file above the limit is refused, and no more than the limit is read."""
     (tmp_path / "file").write_bytes(b"12345")
     assert await read_file("file", root=tmp_path, limit=5) == b"12345"
-    with pytest.raises(FileRefused, match="longer than 4 bytes"):
+    with pytest.raises(FileRefused, match="larger than the limit of 4 bytes"):
         await read_file("file", root=tmp_path, limit=4)
 
 
-async def test_comparing_tells_what_differs(tmp_path: Path) -> None:
-    """Each difference has its name, and a file of another size is not read."""
+async def test_comparison_names_the_differences(tmp_path: Path) -> None:
+    """Each difference is named, and a file of another size is not read."""
     file = tmp_path / "file"
     file.write_text("one")
     file.chmod(0o600)
@@ -462,8 +462,8 @@ async def test_comparing_tells_what_differs(tmp_path: Path) -> None:
     assert (await compare_file(str(file) + "2", b"")).differences == ("missing",)
 
 
-async def test_removal_takes_only_known_content(tmp_path: Path) -> None:
-    """What somebody else wrote, or a file that is no file, stays."""
+async def test_removal_is_limited_to_known_content(tmp_path: Path) -> None:
+    """Content with another digest, and an irregular file, are kept."""
     file = tmp_path / "file"
     file.write_text("theirs")
     assert await remove_file(str(file), [digest_of(b"ours")]) is Removed.UNMANAGED
@@ -487,7 +487,7 @@ trio.run(main)
 
 
 def killed_at(call: str, when: int, file: Path) -> bool:
-    """Run a replacement that dies at the *when*-th *call*; False if it never got there."""
+    """Run a replacement killed at the *when*-th *call*; False if that call never came."""
     ended = subprocess.run(
         ["strace", "-f", "-qq", "-o", str(file.parent.parent / "trace"),
          "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={when}",
@@ -505,17 +505,17 @@ def killed_at(call: str, when: int, file: Path) -> bool:
     ("call", "when"),
     [("rename,renameat,renameat2", 1), ("fsync", 1), ("fsync", 2), ("fchmod", 1)],
 )
-def test_a_kill_leaves_the_old_or_the_new_file(tmp_path: Path, call: str, when: int) -> None:
-    """Killed around rename or sync, the name stands for a whole file (invariant 16).
+def test_kill_leaves_the_old_or_the_new_file(tmp_path: Path, call: str, when: int) -> None:
+    """After a kill at any rename or sync the name refers to a complete file (invariant 16).
 
-    What is left beside it has the recognisable name.
+    A remaining temporary file has a recognisable name.
     """
     directory = tmp_path / "etc"
     directory.mkdir()
     file = directory / "motd"
     file.write_text("old")
     assert killed_at(call, when, file)
-    # A kill takes effect when its call returns: the rename itself may or may not have happened.
+    # The kill takes effect when the call returns: the rename may have happened or not.
     assert file.read_text() in ("old", "new" * 1000)
     if call == "fsync":
         assert file.read_text() == ("old" if when == 1 else "new" * 1000)

@@ -1,8 +1,7 @@
-"""A request without a host: what a built-in reconciler's tests hand to it.
+"""Requests without a daemon, for tests of the built-in reconcilers.
 
-Behaves as the interface says where a reconciler can tell the difference: operations are
-recorded with how they ended, steps that are done are not repeated, a critical part is a
-real shield with a real deadline.
+They behave like the real interface as far as a reconciler can observe: operations record how they
+ended, done steps are not repeated, a critical section is a real shield with a real deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ S = TypeVar("S")
 
 
 class FakeLog:
-    """Keeps what was logged."""
+    """A log that keeps its lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
@@ -36,7 +35,7 @@ class FakeLog:
 
 @attrs.define(eq=False)
 class FakeCritical:
-    """An open critical part."""
+    """An open critical section."""
 
     scope: trio.CancelScope
 
@@ -47,7 +46,7 @@ class FakeCritical:
 
 @attrs.define(eq=False)
 class FakeOperation:
-    """Records its steps, its critical parts and its end."""
+    """An operation that records its steps, critical sections and outcome."""
 
     name: str
     directory: Path
@@ -84,7 +83,7 @@ class FakeOperation:
 
 @attrs.define(eq=False)
 class FakeRequest(Generic[S]):
-    """One run for one key; everything about it can be set."""
+    """A request for one run of one key, with every field settable."""
 
     spec: S
     base: Path
@@ -103,7 +102,7 @@ class FakeRequest(Generic[S]):
     critical_limit: float = 300.0
     log: FakeLog = attrs.field(factory=FakeLog)
     operations: list[FakeOperation] = attrs.field(factory=list)
-    # To go on with an interrupted operation: the next one opened is this one.
+    # An interrupted operation, which the next call of operation() enters.
     interrupted: FakeOperation | None = None
 
     @property

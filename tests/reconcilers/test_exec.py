@@ -1,4 +1,4 @@
-"""Rules of the exec reconciler, with real programs and a request without a host."""
+"""Rules of the exec reconciler, with real programs and a request without a daemon."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.processes
 
 
 def script(directory: Path, name: str, text: str) -> list[str]:
-    """A program called ./name, that notes each of its runs."""
+    """Write a program ./NAME that records each of its runs."""
     file = directory / name
     file.write_text(f"#!/bin/sh\necho {name} >> runs\n{text}\n")
     file.chmod(0o755)
@@ -60,7 +60,7 @@ def runs(directory: Path) -> list[str]:
 
 
 def ask(directory: Path, spec: Exec, **fields: Any) -> tuple[FakeRequest[Exec], Request[Exec]]:
-    """The same request twice: as what it is, and as what the reconciler takes it for."""
+    """One request twice: as a fake, and typed as the reconciler's argument."""
     fake = FakeRequest(spec, base=directory, state=directory / "state", **fields)
     request: Any = fake
     return fake, request
@@ -70,7 +70,7 @@ def ask(directory: Path, spec: Exec, **fields: Any) -> tuple[FakeRequest[Exec], 
 
 
 async def test_as_desired(tmp_path: Path) -> None:
-    """When check says 0 nothing else runs, and no operation is opened."""
+    """If check exits with 0, no other program runs and no operation is opened."""
     spec = Exec(
         check=script(tmp_path, "check", "exit 0"), apply=script(tmp_path, "apply", "exit 0")
     )
@@ -83,7 +83,7 @@ async def test_as_desired(tmp_path: Path) -> None:
 
 
 async def test_check_apply_check(tmp_path: Path) -> None:
-    """When check says 1, apply runs as an operation, and check has the last word."""
+    """If check exits with 1, apply runs as an operation, and a second check decides."""
     spec = Exec(
         check=script(tmp_path, "check", "test -e done || exit 1"),
         apply=script(tmp_path, "apply", "touch done"),
@@ -97,7 +97,7 @@ async def test_check_apply_check(tmp_path: Path) -> None:
 
 
 async def test_still_not_as_desired(tmp_path: Path) -> None:
-    """An apply that ended well and changed nothing is a failed run, with check's last words."""
+    """If check still exits with 1 after apply, the run failed, and its reason quotes check."""
     spec = Exec(
         check=script(tmp_path, "check", "echo not yet; exit 1"),
         apply=script(tmp_path, "apply", ""),
@@ -112,7 +112,7 @@ async def test_still_not_as_desired(tmp_path: Path) -> None:
 
 
 async def test_no_second_check_in_a_stop(tmp_path: Path) -> None:
-    """During a stop the second check is left to the next start."""
+    """During a stop the second check is skipped."""
     spec = Exec(
         check=script(tmp_path, "check", "exit 1"), apply=script(tmp_path, "apply", "exit 0")
     )
@@ -124,7 +124,7 @@ async def test_no_second_check_in_a_stop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [2, 7, 126])
 async def test_check_fails(tmp_path: Path, code: int) -> None:
-    """Any other exit code of check is a failure, and nothing is applied on a guess."""
+    """Any other exit code of check is a failed run, and apply does not run."""
     spec = Exec(
         check=script(tmp_path, "check", f"echo why >&2; exit {code}"),
         apply=script(tmp_path, "apply", ""),
@@ -136,8 +136,8 @@ async def test_check_fails(tmp_path: Path, code: int) -> None:
     assert fake.operations == []
 
 
-async def test_killed_check_is_no_answer(tmp_path: Path) -> None:
-    """A check that a signal ended answers neither yes nor no: not a word of its own."""
+async def test_killed_check_is_not_a_result(tmp_path: Path) -> None:
+    """A check that a signal ended is neither 0 nor 1: the failure is raised."""
     spec = Exec(check=script(tmp_path, "check", "kill -9 $$"), apply=script(tmp_path, "apply", ""))
     _, request = ask(tmp_path, spec)
     with pytest.raises(ProgramFailed, match="check was ended by SIGKILL"):
@@ -146,8 +146,8 @@ async def test_killed_check_is_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["reconcile", "remove"])
-async def test_a_killed_program_has_said_nothing(tmp_path: Path, action: str) -> None:
-    """A program that was killed, for memory say, is interrupted: no answer stands for its own."""
+async def test_killed_program_has_no_outcome(tmp_path: Path, action: str) -> None:
+    """A program that was killed, for example for memory, is interrupted: the failure is raised."""
     killed = script(tmp_path, "killed", "kill -9 $$")
     _, request = ask(tmp_path, Exec(apply=killed, remove=killed))
     with pytest.raises(ProgramFailed, match="killed was ended by SIGKILL"):
@@ -155,7 +155,7 @@ async def test_a_killed_program_has_said_nothing(tmp_path: Path, action: str) ->
 
 
 async def test_apply_fails(tmp_path: Path) -> None:
-    """A failed apply is a failed operation and a retry that quotes its last lines."""
+    """A failed apply is a failed operation, and a retry that quotes its last lines."""
     spec = Exec(apply=script(tmp_path, "apply", "echo no space left; exit 4"))
     fake, request = ask(tmp_path, spec)
     result = await ExecReconciler().reconcile(request)
@@ -168,7 +168,7 @@ async def test_apply_fails(tmp_path: Path) -> None:
     ("applied", "expected"), [(None, ["apply"]), ("old", ["apply"]), ("new", [])]
 )
 async def test_without_check(tmp_path: Path, applied: str | None, expected: list[str]) -> None:
-    """Without check, apply runs when the spec is not the one last applied."""
+    """Without check, apply runs if the spec differs from the last applied one."""
     spec = Exec(apply=script(tmp_path, "apply", ""))
     _, request = ask(tmp_path, spec, applied=applied)
     assert (await ExecReconciler().reconcile(request)).outcome is Outcome.DONE
@@ -176,18 +176,18 @@ async def test_without_check(tmp_path: Path, applied: str | None, expected: list
 
 
 async def test_missing_program(tmp_path: Path) -> None:
-    """A program that is not there is a retry with a reason: it may come."""
+    """A missing program is a retry with a reason, since it may be installed later."""
     _, request = ask(tmp_path, Exec(apply=["./absent"]))
     result = await ExecReconciler().reconcile(request)
     assert result.outcome is Outcome.RETRY
-    assert result.reason.startswith("./absent cannot be started: there is no ")
+    assert result.reason.startswith(f"cannot start ./absent: {tmp_path}/absent does not exist")
 
 
-# -- what a program is told ------------------------------------------------
+# -- the input of a program ------------------------------------------------
 
 
-async def test_told(tmp_path: Path) -> None:
-    """A program in an operation gets its spec on standard input, and its identity."""
+async def test_program_gets_spec_and_identity(tmp_path: Path) -> None:
+    """A program of an operation gets the spec on standard input, and the operation's identity."""
     spec = Exec(
         apply=script(tmp_path, "apply", "cat > spec; env | grep -e ^RECONCILED -e ^MINE > env"),
         environment={"MINE": "yes"},
@@ -208,8 +208,8 @@ async def test_told(tmp_path: Path) -> None:
     ]
 
 
-async def test_check_is_told_no_operation(tmp_path: Path) -> None:
-    """Outside an operation a program is told the key and the action, and nothing made up."""
+async def test_check_gets_no_operation(tmp_path: Path) -> None:
+    """Outside an operation a program gets only the key and the action."""
     spec = Exec(check=script(tmp_path, "check", "env | grep ^RECONCILED > env"), apply=["true"])
     _, request = ask(tmp_path, spec)
     await ExecReconciler().reconcile(request)
@@ -230,7 +230,7 @@ async def test_directory(tmp_path: Path) -> None:
 
 
 async def test_critical_outlives_cancellation(tmp_path: Path) -> None:
-    """A critical apply runs to its end, and its outcome is kept."""
+    """A critical apply runs to its end in spite of a cancellation, and its outcome is kept."""
     spec = Exec(
         apply=script(tmp_path, "apply", "touch started; sleep 0.5; touch done"),
         critical=CriticalPart(Seconds(10)),
@@ -244,7 +244,7 @@ async def test_critical_outlives_cancellation(tmp_path: Path) -> None:
 
 
 async def test_ordinary_apply_is_cut(tmp_path: Path) -> None:
-    """Without critical a cancellation cuts apply, and leaves no step behind."""
+    """Without critical a cancellation ends apply, and no step is recorded."""
     spec = Exec(apply=script(tmp_path, "apply", "touch started; sleep 99; touch done"))
     fake, request = ask(tmp_path, spec)
     await _cancel_when_started(tmp_path, request)
@@ -262,7 +262,7 @@ async def _cancel_when_started(directory: Path, request: Request[Exec]) -> None:
 
 
 async def test_finished_step_is_not_repeated(tmp_path: Path) -> None:
-    """An operation that is entered again does not run an apply whose end is durable."""
+    """An operation that is entered again does not repeat an apply whose end is durable."""
     spec = Exec(apply=script(tmp_path, "apply", ""))
     fake, request = ask(tmp_path, spec)
     done = {"apply": {"duration": 1.0}}
@@ -276,7 +276,7 @@ async def test_finished_step_is_not_repeated(tmp_path: Path) -> None:
 
 
 async def test_remove(tmp_path: Path) -> None:
-    """Removal runs as an operation of its own, critical as apply is; its failure is a retry."""
+    """Remove runs as a separate operation, critical like apply; its failure is a retry."""
     spec = Exec(
         apply=["true"],
         remove=script(tmp_path, "remove", 'test "$RECONCILED_ACTION" = remove && test -e ok'),
@@ -293,14 +293,14 @@ async def test_remove(tmp_path: Path) -> None:
 
 
 async def test_without_remove(tmp_path: Path) -> None:
-    """Without remove a key is only forgotten: nothing runs, no operation is opened."""
+    """Without remove no program runs and no operation is opened."""
     fake, request = ask(tmp_path, Exec(apply=["true"]))
     assert (await ExecReconciler().remove(request)).outcome is Outcome.DONE
     assert fake.operations == []
 
 
 async def test_plan(tmp_path: Path) -> None:
-    """A plan runs check alone, and shows what check wrote; a failing check is no plan."""
+    """A plan runs check alone and shows its output; a failing check is an error."""
     spec = Exec(
         check=script(tmp_path, "check", "echo 2 differ; exit $(cat code)"),
         apply=script(tmp_path, "apply", ""),
@@ -317,7 +317,7 @@ async def test_plan(tmp_path: Path) -> None:
 
 
 async def test_plan_without_check(tmp_path: Path) -> None:
-    """Without check a plan compares the spec with the one last applied, and runs nothing."""
+    """Without check a plan compares the spec with the last applied one and runs no program."""
     spec = Exec(apply=script(tmp_path, "apply", ""))
     _, request = ask(tmp_path, spec, applied="old")
     [change] = await ExecReconciler().plan(request)
@@ -331,8 +331,8 @@ async def test_plan_without_check(tmp_path: Path) -> None:
 
 
 @attrs.frozen
-class Left:
-    """The interrupted operation, as the request of its recovery names it."""
+class FakeRecovering:
+    """The interrupted operation in the request of its recovery."""
 
     name: str
     directory: Path
@@ -345,20 +345,20 @@ class Left:
 
 
 @attrs.define(eq=False)
-class Undoing(FakeOperation):
-    """An operation that takes another one back."""
+class UndoingOperation(FakeOperation):
+    """An operation that undoes another one."""
 
     undoes: str = "op-9"
 
 
 def interrupted(spec: Exec, **fields: Any) -> Interrupted:
-    """The same as recover() sees it."""
+    """The interrupted operation as the argument of recover()."""
     given = {"id": "op-9", "key": "site/x", "name": "apply", "attempt": 2, **fields}
     return Interrupted(spec=spec, **given)
 
 
 async def decide(request: Request[Exec], **fields: Any) -> tuple[Observation, Decision | None]:
-    """Observe, and decide on what was seen."""
+    """Observe, and decide on the observation."""
     reconciler = ExecReconciler()
     seen = await reconciler.observe(request)
     return seen, reconciler.recover(interrupted(request.spec, **fields), seen)
@@ -374,7 +374,7 @@ async def decide(request: Request[Exec], **fields: Any) -> tuple[Observation, De
     ],
 )
 async def test_observe(tmp_path: Path, check: str, state: Observed) -> None:
-    """What is there is what check says: 0 and 1 are answers, everything else is unknown."""
+    """The exit code of check decides the observation: 0 and 1 are results, everything else is UNKNOWN."""
     fake, request = ask(tmp_path, Exec(["true"], check=script(tmp_path, "check", check)))
     seen = await ExecReconciler().observe(request)
     assert seen is not None
@@ -391,15 +391,17 @@ async def test_without_a_check_nothing_can_be_observed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "told"), [("exit 0", "0"), ("exit 1", "1"), ("exit 9", "unknown"), (None, "unknown")]
 )
-async def test_recover_is_told(tmp_path: Path, check: str | None, told: str) -> None:
-    """The program recover is always asked, by the operation, and told what was observed."""
+async def test_recover_gets_the_observation(tmp_path: Path, check: str | None, told: str) -> None:
+    """The program recover always runs in the operation and gets the result of check."""
     env = "env | grep -e ^RECONCILED > env; cat > spec"
     spec = Exec(
         ["true"],
         check=None if check is None else script(tmp_path, "check", check),
         recover=script(tmp_path, "recover", env),
     )
-    left = Left("apply", tmp_path / "operations" / "op-9", "op-9", attempt=2, last_step="half")
+    left = FakeRecovering(
+        "apply", tmp_path / "operations" / "op-9", "op-9", attempt=2, last_step="half"
+    )
     _, request = ask(tmp_path, spec, interrupted=left, raw_spec={"apply": ["true"]})
     _, decision = await decide(request)
     assert isinstance(decision, Complete)
@@ -417,66 +419,70 @@ async def test_recover_is_told(tmp_path: Path, check: str | None, told: str) -> 
     assert json.loads((left.directory / "child").read_bytes())["action"] == "recover"
 
 
-SAID = "./recover ended with exit code {}: because"
+RESULT = "./recover ended with exit code {}: because"
 
 
 @pytest.mark.parametrize(
     ("code", "fields", "expected"),
     [
-        (0, {}, Complete(SAID.format(0))),
-        (10, {}, Retry(SAID.format(10))),
-        (10, {"steps": (Step("apply", StepKind.ONCE, done=False),)}, RollForward(SAID.format(10))),
-        (10, {"undoes": "op-8"}, RollForward(SAID.format(10))),
-        (11, {}, RollBack(SAID.format(11))),
-        (11, {"undoes": "op-8"}, RollForward(SAID.format(11))),
-        (12, {}, Hold("recover wants a person to look", SAID.format(12))),
-        (1, {"attempt": 2}, Wait(2, SAID.format(1))),
-        (13, {"attempt": 6}, Wait(32, SAID.format(13))),
-        (13, {"attempt": 60}, Wait(300, SAID.format(13))),
+        (0, {}, Complete(RESULT.format(0))),
+        (10, {}, Retry(RESULT.format(10))),
+        (
+            10,
+            {"steps": (Step("apply", StepKind.ONCE, done=False),)},
+            RollForward(RESULT.format(10)),
+        ),
+        (10, {"undoes": "op-8"}, RollForward(RESULT.format(10))),
+        (11, {}, RollBack(RESULT.format(11))),
+        (11, {"undoes": "op-8"}, RollForward(RESULT.format(11))),
+        (12, {}, Hold("recover requested a hold", RESULT.format(12))),
+        (1, {"attempt": 2}, Wait(2, RESULT.format(1))),
+        (13, {"attempt": 6}, Wait(32, RESULT.format(13))),
+        (13, {"attempt": 60}, Wait(300, RESULT.format(13))),
     ],
 )
 async def test_recover_decides(
     tmp_path: Path, code: int, fields: dict[str, Any], expected: Decision
 ) -> None:
-    """Each exit code of recover is one decision; after an unknown one it is asked again, later."""
+    """Each exit code of recover is one decision; after any other it runs again later."""
     spec = Exec(["true"], recover=script(tmp_path, "recover", f"echo because; exit {code}"))
-    left = Left("apply", tmp_path / "op-9", undoes=fields.get("undoes", ""))
+    left = FakeRecovering("apply", tmp_path / "op-9", undoes=fields.get("undoes", ""))
     _, request = ask(tmp_path, spec, interrupted=left)
     _, decision = await decide(request, **fields)
     assert decision == expected
 
 
 async def test_recover_that_cannot_start(tmp_path: Path) -> None:
-    """A recover that is missing has not answered: it is asked again, it may come."""
-    left = Left("apply", tmp_path / "op-9")
-    _, request = ask(tmp_path, Exec(["true"], recover=["./gone"]), interrupted=left)
+    """A missing recover has no result and is run again later."""
+    left = FakeRecovering("apply", tmp_path / "op-9")
+    _, request = ask(tmp_path, Exec(["true"], recover=["./missing"]), interrupted=left)
     _, decision = await decide(request)
     assert isinstance(decision, Wait)
-    assert decision.reason.startswith("./gone cannot be started: there is no ")
+    assert decision.reason.startswith(f"cannot start ./missing: {tmp_path}/missing does not exist")
 
 
 async def test_c02_recover_that_is_killed(tmp_path: Path) -> None:
-    """C02: a recover that dies by a signal has said nothing: no opinion, on an unknown state."""
+    """C02: a recover ended by a signal has no result: UNKNOWN, and no decision."""
     spec = Exec(
         ["true"],
         check=script(tmp_path, "check", "exit 1"),
         recover=script(tmp_path, "recover", "kill -9 $$"),
     )
-    _, request = ask(tmp_path, spec, interrupted=Left("apply", tmp_path / "op-9"))
+    _, request = ask(tmp_path, spec, interrupted=FakeRecovering("apply", tmp_path / "op-9"))
     seen, decision = await decide(request)
     assert (seen.state, decision) == (Observed.UNKNOWN, None)
     assert isinstance(ExecReconciler().recover(interrupted(spec, undoes="op-8"), seen), Wait)
     assert isinstance(ExecReconciler().recover(interrupted(spec, removal=True), seen), Wait)
 
 
-async def test_program_that_ended_well(tmp_path: Path) -> None:
-    """Exit 0 of a program that outlived its daemon settles it; recover is not asked."""
+async def test_surviving_program_that_succeeded(tmp_path: Path) -> None:
+    """Exit code 0 of a program that outlived its daemon completes it; recover does not run."""
     ended = ProgramEnd("apply", 0)
     spec = Exec(["true"], recover=script(tmp_path, "recover", "exit 12"))
-    left = Left("apply", tmp_path / "op-9", ended=ended)
+    left = FakeRecovering("apply", tmp_path / "op-9", ended=ended)
     _, request = ask(tmp_path, spec, interrupted=left)
     _, decision = await decide(request, ended=ended)
-    assert decision == Complete("apply ended with exit code 0 after its daemon was gone")
+    assert decision == Complete("apply ended with exit code 0 after its daemon had ended")
     assert runs(tmp_path) == []
 
 
@@ -496,10 +502,10 @@ HALF = (Step("half", StepKind.IDEMPOTENT, done=True),)
         (None, {}, None),
     ],
 )
-def test_program_that_ended_otherwise(
+def test_surviving_program_that_did_not_succeed(
     ended: ProgramEnd | None, fields: dict[str, Any], expected: Decision | None
 ) -> None:
-    """Another exit code failed, as if seen; a signal, another program or nothing says nothing."""
+    """Another exit code is a failure; a signal, another program or no record decides nothing."""
     spec = Exec(["true"])
     seen = Observation(Observed.DIFFERENT)
     facts = interrupted(spec, ended=ended, **fields)
@@ -507,7 +513,7 @@ def test_program_that_ended_otherwise(
 
 
 async def test_once(tmp_path: Path) -> None:
-    """With once, apply is a step that no policy runs again; otherwise it is idempotent."""
+    """With once, apply is a ONCE step; otherwise it is idempotent."""
     for once, kind in ((True, StepKind.ONCE), (False, StepKind.IDEMPOTENT)):
         fake, request = ask(tmp_path, Exec(["true"], once=once))
         fake.interrupted = Kinds("apply", tmp_path / "op")
@@ -516,7 +522,7 @@ async def test_once(tmp_path: Path) -> None:
 
 
 class Kinds(FakeOperation):
-    """Keeps the kinds of its steps."""
+    """An operation that records the kinds of its steps."""
 
     async def step(
         self,
@@ -530,13 +536,13 @@ class Kinds(FakeOperation):
 
 
 async def test_rollback(tmp_path: Path) -> None:
-    """Rollback runs in the undoing operation, critical as apply is, and is told what it undoes."""
+    """Rollback runs in the undoing operation, critical like apply, and gets the undone id."""
     spec = Exec(
         ["true"],
         rollback=script(tmp_path, "rollback", "env | grep ^RECONCILED > env"),
         critical=CriticalPart(Seconds(5)),
     )
-    undoing = Undoing("rollback", tmp_path / "op-10", "op-10")
+    undoing = UndoingOperation("rollback", tmp_path / "op-10", "op-10")
     fake, request = ask(tmp_path, spec, interrupted=undoing)
     await ExecReconciler().undo(request, Step("apply", StepKind.IDEMPOTENT, done=True))
     told = (tmp_path / "env").read_text().splitlines()
@@ -546,7 +552,7 @@ async def test_rollback(tmp_path: Path) -> None:
 
 
 async def test_rollback_fails(tmp_path: Path) -> None:
-    """A rollback that fails says so; without one nothing can be undone."""
+    """A failed rollback is an error; without one the operation cannot be undone."""
     spec = Exec(["true"], rollback=script(tmp_path, "rollback", "exit 3"))
     _, request = ask(tmp_path, spec)
     step = Step("apply", StepKind.IDEMPOTENT, done=True)
@@ -565,12 +571,12 @@ async def test_rollback_fails(tmp_path: Path) -> None:
         ({"apply": []}, "apply names no program: write its name and arguments as a list"),
         ({"check": [""]}, "check names no program"),
         ({"remove": ["a\0b"]}, "remove has a NUL character"),
-        ({"environment": {"RECONCILED_KEY": "x"}}, "environment may not set RECONCILED_KEY: "),
+        ({"environment": {"RECONCILED_KEY": "x"}}, "environment must not set RECONCILED_KEY: "),
         ({"environment": {"A=B": "x"}}, "environment cannot set 'A=B'"),
     ],
 )
 def test_spec_is_refused(fields: dict[str, Any], message: str) -> None:
-    """A spec that cannot work is refused when it is read, with what to write instead."""
+    """An invalid spec is refused when it is read, with the correct form."""
     with pytest.raises(ValueError, match=message):
         Exec(**{"apply": ["true"], **fields})
 
@@ -583,7 +589,7 @@ def test_budget_is_refused(budget: object) -> None:
 
 
 def test_kind() -> None:
-    """The kind is Exec, as manifests have it."""
+    """The kind is Exec."""
     assert ExecReconciler.kind == "Exec"
 
 
@@ -592,7 +598,7 @@ def test_kind() -> None:
 
 @pytest.fixture
 def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the service manager has put the credential api-token."""
+    """A credentials directory that holds api-token."""
     directory = tmp_path / "credentials"
     directory.mkdir()
     (directory / "api-token").write_text("tok-Q7x9\n")
@@ -600,31 +606,31 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-SECRETIVE: dict[str, str | Secret] = {"TOKEN": Secret("api-token"), "PLAIN": "text"}
+WITH_SECRET: dict[str, str | Secret] = {"TOKEN": Secret("api-token"), "PLAIN": "text"}
 
 
 @pytest.mark.usefixtures("credentials")
-async def test_a_program_finds_the_secret_itself(tmp_path: Path) -> None:
-    """A secret of ``environment`` is a variable of each program, without its line end."""
+async def test_program_gets_the_secret(tmp_path: Path) -> None:
+    """A secret in ``environment`` is a variable of each program, without the final newline."""
     told = 'printf "%s|" "$TOKEN" "$PLAIN" >> told'
     spec = Exec(
         check=script(tmp_path, "check", f"{told}\ntest -e done || exit 1"),
         apply=script(tmp_path, "apply", f"{told}\ncat > done\nenv > environment"),
-        environment=SECRETIVE,
+        environment=WITH_SECRET,
     )
     raw = {"environment": {"TOKEN": {"credential": "api-token"}}}
     _, request = ask(tmp_path, spec, raw_spec=raw)
     result = await ExecReconciler().reconcile(request)
     assert result.outcome is Outcome.DONE
     assert (tmp_path / "told").read_text() == "tok-Q7x9|text|" * 3
-    # On standard input, as everywhere else, stands the reference.
+    # Standard input holds the reference, as everywhere else.
     assert json.loads((tmp_path / "done").read_text()) == raw
     assert "CREDENTIALS_DIRECTORY" not in (tmp_path / "environment").read_text()
 
 
-async def test_the_secret_of_now_counts(tmp_path: Path, credentials: Path) -> None:
-    """A secret is read when a program is started, and not when its manifest was."""
-    spec = Exec(apply=script(tmp_path, "apply", 'echo "$TOKEN" >> told'), environment=SECRETIVE)
+async def test_secret_is_read_at_each_start(tmp_path: Path, credentials: Path) -> None:
+    """A secret is read at each start of a program, not when the manifest is read."""
+    spec = Exec(apply=script(tmp_path, "apply", 'echo "$TOKEN" >> told'), environment=WITH_SECRET)
     for token in ("first", "second"):
         (credentials / "api-token").write_text(token)
         _, request = ask(tmp_path, spec)
@@ -634,14 +640,14 @@ async def test_the_secret_of_now_counts(tmp_path: Path, credentials: Path) -> No
 
 @pytest.mark.usefixtures("credentials")
 async def test_no_file_holds_the_secret(tmp_path: Path) -> None:
-    """While a program of an operation runs its secret is in no file of the state directory."""
+    """While a program of an operation runs, no file of the state directory has its secret."""
     fifo = tmp_path / "go"
     os.mkfifo(fifo)
-    spec = Exec(apply=script(tmp_path, "apply", "read _ < go"), environment=SECRETIVE)
+    spec = Exec(apply=script(tmp_path, "apply", "read _ < go"), environment=WITH_SECRET)
     fake, request = ask(tmp_path, spec)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ExecReconciler().reconcile, request)
-        # To be opened by the program: then it runs.
+        # open() returns when the program has opened the fifo, so it runs.
         writer = await trio.to_thread.run_sync(os.open, fifo, os.O_WRONLY)
         files = [path for path in fake.state.rglob("*") if path.is_file()]
         assert fake.operations[0].directory / "child" in files
@@ -650,46 +656,44 @@ async def test_no_file_holds_the_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("once", [False, True])
-async def test_a_missing_secret_is_a_failed_run(
+async def test_missing_secret_is_a_failed_run(
     tmp_path: Path, credentials: Path, *, once: bool
 ) -> None:
-    """Without its secret a run fails before its operation begins, and says what brings it."""
+    """A run with a missing secret fails before its operation, and the reason names the remedy."""
     (credentials / "api-token").unlink()
-    spec = Exec(apply=script(tmp_path, "apply", ""), environment=SECRETIVE, once=once)
+    spec = Exec(apply=script(tmp_path, "apply", ""), environment=WITH_SECRET, once=once)
     fake, request = ask(tmp_path, spec)
     result = await ExecReconciler().reconcile(request)
     assert result.outcome is Outcome.RETRY
-    assert result.reason.startswith("environment has no TOKEN: credential api-token was not handed")
+    assert result.reason.startswith("cannot set TOKEN in environment: credential api-token")
     assert "LoadCredential=api-token:" in result.reason
     assert (runs(tmp_path), fake.operations) == ([], [])
 
 
-async def test_what_is_there_is_unknown_without_the_secret(
-    tmp_path: Path, credentials: Path
-) -> None:
-    """A check that cannot have its secret says nothing of what is there: neither yes nor no."""
+async def test_observation_is_unknown_without_the_secret(tmp_path: Path, credentials: Path) -> None:
+    """If the secret of check is missing, the observation is UNKNOWN."""
     (credentials / "api-token").unlink()
     spec = Exec(
         check=script(tmp_path, "check", ""),
         apply=["x"],
         recover=script(tmp_path, "recover", ""),
         rollback=["x"],
-        environment=SECRETIVE,
+        environment=WITH_SECRET,
     )
     _, request = ask(tmp_path, spec)
     seen = await ExecReconciler().observe(request)
     assert seen is not None
     assert (seen.state, runs(tmp_path)) == (Observed.UNKNOWN, [])
-    with pytest.raises(ProgramFailed, match="no TOKEN"):
+    with pytest.raises(ProgramFailed, match="cannot set TOKEN in environment"):
         await ExecReconciler().plan(request)
-    with pytest.raises(ProgramFailed, match="no TOKEN"):
+    with pytest.raises(ProgramFailed, match="cannot set TOKEN in environment"):
         await ExecReconciler().undo(request, Step("apply", StepKind.IDEMPOTENT, done=True))
 
 
-async def test_a_secret_that_no_variable_can_hold(tmp_path: Path, credentials: Path) -> None:
-    """A secret with a NUL is refused by name, and is not shown."""
+async def test_secret_with_nul_is_refused(tmp_path: Path, credentials: Path) -> None:
+    """A secret that contains NUL is refused by name and not shown."""
     (credentials / "api-token").write_bytes(b"tok\0Q7x9")
-    spec = Exec(apply=script(tmp_path, "apply", ""), environment=SECRETIVE)
+    spec = Exec(apply=script(tmp_path, "apply", ""), environment=WITH_SECRET)
     _, request = ask(tmp_path, spec)
     result = await ExecReconciler().reconcile(request)
-    assert result.reason == "environment has no TOKEN: its secret has a NUL character"
+    assert result.reason == "cannot set TOKEN in environment: its secret contains NUL"

@@ -1,4 +1,4 @@
-"""Rules of the file reconciler, with real files and programs and a request without a host."""
+"""Rules of the file reconciler, with real files and programs and a request without a daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fakes import FakeRequest
 
 
 class World:
-    """A root with a file to be, a manifest directory, and the state that outlives runs."""
+    """A root for the declared file, a manifest directory, and state kept between runs."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
@@ -33,7 +33,7 @@ class World:
         self.last: FakeRequest[File] | None = None
 
     def ask(self, **fields: Any) -> Request[File]:
-        """A request for a spec of *fields*; a content is the default."""
+        """A request for a spec with *fields*; by default with some content."""
         if "source" not in fields:
             fields.setdefault("content", "hello\n")
         spec = File(path=fields.pop("path", str(self.file)), **fields)
@@ -41,11 +41,11 @@ class World:
         return cast("Request[File]", fake)
 
     async def run(self, **fields: Any) -> Result:
-        """One reconcile."""
+        """Reconcile once."""
         return await self.reconciler.reconcile(self.ask(**fields))
 
     async def remove(self, **fields: Any) -> Result:
-        """One removal."""
+        """Remove once."""
         return await self.reconciler.remove(self.ask(**fields))
 
     @property
@@ -61,30 +61,30 @@ class World:
         return [event for event, _ in self.last.log.lines]
 
     def script(self, name: str, text: str) -> list[str]:
-        """A program ./NAME beside the manifest."""
+        """Write a program ./NAME in the manifest's directory."""
         file = self.base / name
         file.write_text(f"#!/bin/sh\n{text}\n")
         file.chmod(0o755)
         return [f"./{name}"]
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a file beside the manifest."""
+        """The lines of a file in the manifest's directory."""
         file = self.base / name
         return file.read_text().splitlines() if file.exists() else []
 
     def names(self) -> list[str]:
-        """What stands in the root."""
+        """The names in the root."""
         return sorted(entry.name for entry in self.root.iterdir())
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A fresh world."""
+    """A new World."""
     return World(tmp_path)
 
 
-async def test_a_missing_file_is_written_and_a_present_one_only_read(world: World) -> None:
-    """The first run writes inside a critical operation; the second writes nothing."""
+async def test_missing_file_is_written_and_present_one_only_read(world: World) -> None:
+    """The first run writes in a critical operation; the second run only reads."""
     result = await world.run(mode="0640")
     assert (result.outcome, result.reason) == (Outcome.DONE, "created")
     assert world.file.read_text() == "hello\n"
@@ -101,7 +101,7 @@ async def test_a_missing_file_is_written_and_a_present_one_only_read(world: Worl
 
 
 async def test_the_budget_fits_the_hard_limit(world: World) -> None:
-    """Where the configured limit of critical operations is lower, it is the budget."""
+    """The budget is at most the configured limit of critical operations."""
     request = world.ask()
     assert world.last is not None
     world.last.critical_limit = 7.0
@@ -109,8 +109,8 @@ async def test_the_budget_fits_the_hard_limit(world: World) -> None:
     assert world.last.operations[0].budgets == [7.0]
 
 
-async def test_drift_is_put_right(world: World) -> None:
-    """Content and mode that somebody changed are as declared after the next run."""
+async def test_drift_is_corrected(world: World) -> None:
+    """Changed content and mode are as declared after the next run."""
     await world.run(mode="0640")
     world.file.write_text("mine\n")
     world.file.chmod(0o666)
@@ -121,7 +121,7 @@ async def test_drift_is_put_right(world: World) -> None:
 
 
 async def test_source_is_read_beneath_the_manifest(world: World) -> None:
-    """A source is relative to the manifest and never outside its directory."""
+    """A source is relative to the manifest and must be beneath its directory."""
     (world.base / "..data").mkdir()
     (world.base / "..data" / "motd").write_text("from source\n")
     (world.base / "motd").symlink_to("..data/motd")
@@ -138,8 +138,8 @@ async def test_source_is_read_beneath_the_manifest(world: World) -> None:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "link/out"])
-async def test_what_leads_out_of_the_root_is_terminal(world: World, path: str) -> None:
-    """A path or symlink out of options.root is a terminal error and writes nothing."""
+async def test_path_out_of_the_root_is_terminal(world: World, path: str) -> None:
+    """A path or symlink out of options.root is terminal, and nothing is written."""
     outside = world.root.parent / "outside"
     outside.mkdir()
     (world.root / "link").symlink_to(outside)
@@ -150,8 +150,8 @@ async def test_what_leads_out_of_the_root_is_terminal(world: World, path: str) -
     assert world.last.operations == []
 
 
-async def test_a_missing_directory_is_retried_and_named(world: World) -> None:
-    """A directory that may yet be made is no reason to give up."""
+async def test_missing_directory_is_retried_and_named(world: World) -> None:
+    """A missing directory is a retry that names it."""
     result = await world.run(path=str(world.root / "no" / "motd"))
     assert result.outcome is Outcome.RETRY
     assert f"directory {world.root}/no does not exist" in result.reason
@@ -160,7 +160,7 @@ async def test_a_missing_directory_is_retried_and_named(world: World) -> None:
 async def test_an_owner_that_cannot_be_set_is_terminal(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner that the kernel refuses is terminal, and the old file stays with its owner."""
+    """An owner that the kernel refuses is terminal, and the old file and its owner are kept."""
 
     def refuse(*_arguments: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -176,7 +176,7 @@ async def test_an_owner_that_cannot_be_set_is_terminal(
 
 @pytest.mark.processes
 async def test_validate_decides_before_the_rename(world: World) -> None:
-    """The validator gets the new file as last argument; if it fails the old file stays."""
+    """``validate`` gets the new file as last argument; if it fails, the old file is kept."""
     world.file.write_text("old\n")
     check = world.script("check", 'cat "$2" >> seen; cat ../root/motd >> seen; test "$1" = -x')
     result = await world.run(validate=[*check, "-y"])
@@ -194,7 +194,7 @@ async def test_validate_decides_before_the_rename(world: World) -> None:
 
 @pytest.mark.processes
 async def test_after_runs_once_for_each_change(world: World) -> None:
-    """The action runs after a replacement, sees the new file, and not without a change."""
+    """``after`` runs once after each replacement, with the new file in place."""
     after = world.script("after", "cat ../root/motd >> ran")
     await world.run(after=after)
     await world.run(after=after)
@@ -205,8 +205,8 @@ async def test_after_runs_once_for_each_change(world: World) -> None:
 
 
 @pytest.mark.processes
-async def test_a_failed_after_is_owed_until_it_succeeds(world: World) -> None:
-    """After a failed action the next run runs it again, though the file is as desired."""
+async def test_failed_after_is_repeated_until_it_succeeds(world: World) -> None:
+    """A failed after runs again in the next run, even if the file is as desired."""
     after = world.script("after", "echo once >> ran; test -e may")
     result = await world.run(after=after)
     assert result.outcome is Outcome.RETRY
@@ -216,14 +216,14 @@ async def test_a_failed_after_is_owed_until_it_succeeds(world: World) -> None:
     assert world.steps == []
     (world.base / "may").write_text("")
     result = await world.run(after=after)
-    assert (result.outcome, result.reason) == (Outcome.DONE, "after was run")
+    assert (result.outcome, result.reason) == (Outcome.DONE, "ran after")
     assert world.steps == ["after"]
     assert (await world.run(after=after)).reason == ""
     assert world.lines("ran") == ["once"] * 3
 
 
-async def test_removal_takes_what_was_written(world: World) -> None:
-    """A file with content of ours goes, and so does the note about it."""
+async def test_removal_deletes_written_content(world: World) -> None:
+    """A file with recorded content is removed together with its record."""
     await world.run()
     request = world.ask()
     assert (await world.reconciler.remove(request)).outcome is Outcome.DONE
@@ -232,8 +232,8 @@ async def test_removal_takes_what_was_written(world: World) -> None:
     assert (await world.remove()).outcome is Outcome.DONE
 
 
-async def test_removal_leaves_what_others_wrote(world: World) -> None:
-    """A file that was changed since, or that was never written from here, stays with a warning."""
+async def test_removal_keeps_unmanaged_content(world: World) -> None:
+    """A file that was changed since, or never written here, is kept with a warning."""
     await world.run()
     world.file.write_text("mine\n")
     result = await world.remove()
@@ -247,8 +247,8 @@ async def test_removal_leaves_what_others_wrote(world: World) -> None:
     assert world.warnings == ["file.not_removed"]
 
 
-async def test_removal_knows_content_whose_source_is_gone(world: World) -> None:
-    """What came from a source is recognised when manifest and source went together."""
+async def test_removal_knows_content_of_a_deleted_source(world: World) -> None:
+    """Content from a source is recognised after the source was deleted."""
     (world.base / "motd").write_text("from source\n")
     await world.run(source="motd")
     (world.base / "motd").unlink()
@@ -256,8 +256,8 @@ async def test_removal_knows_content_whose_source_is_gone(world: World) -> None:
     assert world.names() == []
 
 
-async def test_a_file_at_a_former_path_is_removed(world: World) -> None:
-    """When the spec names another path, the file at the old one goes after the new one stands."""
+async def test_file_at_a_former_path_is_removed(world: World) -> None:
+    """If the spec names another path, the old file is removed after the new one was written."""
     await world.run()
     other = str(world.root / "other")
     await world.run(path=other)
@@ -266,22 +266,22 @@ async def test_a_file_at_a_former_path_is_removed(world: World) -> None:
     assert (await world.run(path=other)).reason == ""
 
 
-async def test_what_a_killed_replacement_left_is_removed_by_its_name(world: World) -> None:
-    """The new file of a run that died goes with the next run; others like it stay."""
+async def test_temporary_of_a_killed_replacement_is_removed(world: World) -> None:
+    """The next run removes the recorded temporary file of a killed run, and no other."""
     await world.run()
     request = world.ask()
-    left, foreign = ".motd.reconciled-aaaaaaaa", ".motd.reconciled-bbbbbbbb"
-    for name in (left, foreign):
+    left, other = ".motd.reconciled-aaaaaaaa", ".motd.reconciled-bbbbbbbb"
+    for name in (left, other):
         (world.root / name).write_text("half")
-    note = await WriteRecord.read(request.memory)
-    await note.begin(str(world.file), "0", left, after_pending=False).save(request.memory)
-    assert (await world.reconciler.reconcile(request)).reason == "cleared"
-    assert world.names() == [foreign, "motd"]
+    record = await WriteRecord.read(request.memory)
+    await record.begin(str(world.file), "0", left, after_pending=False).save(request.memory)
+    assert (await world.reconciler.reconcile(request)).reason == "finished an interrupted write"
+    assert world.names() == [other, "motd"]
     assert (await world.run()).reason == ""
 
 
-async def test_a_damaged_note_means_nothing_is_ours(world: World) -> None:
-    """An unreadable note never makes a removal or an error."""
+async def test_damaged_record_keeps_files(world: World) -> None:
+    """An unreadable record causes neither a removal nor an error."""
     await world.run()
     request = world.ask()
     (request.memory / ".written").write_text('{"files": 3')
@@ -290,8 +290,8 @@ async def test_a_damaged_note_means_nothing_is_ours(world: World) -> None:
     assert world.names() == ["motd"]
 
 
-async def test_a_cancellation_leaves_the_replacement_whole(world: World) -> None:
-    """Cancelled from its start on, the run either writes the whole file or nothing."""
+async def test_cancelled_run_writes_all_or_nothing(world: World) -> None:
+    """A run that is cancelled at its start writes nothing."""
     with trio.CancelScope() as scope:
         scope.cancel(reason="test")
         await world.run()
@@ -299,8 +299,8 @@ async def test_a_cancellation_leaves_the_replacement_whole(world: World) -> None
     assert world.names() == []
 
 
-async def test_plan_shows_what_would_be_done_and_does_nothing(world: World) -> None:
-    """Creation, change with its diff, the action and the removal at a former path are planned."""
+async def test_plan_lists_changes_without_effects(world: World) -> None:
+    """A plan lists creation, change with diff, after, and removal at a former path."""
     (change,) = await world.reconciler.plan(world.ask())
     assert (change.action, change.what) == ("create", str(world.file))
     assert "+hello" in change.detail
@@ -321,8 +321,8 @@ async def test_plan_shows_what_would_be_done_and_does_nothing(world: World) -> N
     assert world.file.read_text() == "hello\n"
 
 
-async def test_plan_keeps_secrets(world: World) -> None:
-    """Of a file that group and others may not read, before or after, no content is shown."""
+async def test_plan_hides_private_content(world: World) -> None:
+    """A plan shows no content of a file that group and others cannot read before or after."""
     (change,) = await world.reconciler.plan(world.ask(content="hunter2", mode="0600"))
     assert "hunter2" not in change.detail
     assert "7 bytes" in change.detail
@@ -333,8 +333,8 @@ async def test_plan_keeps_secrets(world: World) -> None:
         assert "hunter3" not in change.detail
 
 
-def test_a_diff_is_bounded_and_harmless() -> None:
-    """A long diff is cut with a count, binary is summed up, and control codes are not passed on."""
+def test_diff_is_bounded_and_printable() -> None:
+    """A long diff is cut with a count, binary content is hashed, control codes are replaced."""
     long = "".join(f"{n}\n" for n in range(1000)).encode()
     lines = describe_change("/x", b"", long, private=False).splitlines()
     assert len(lines) == 201
@@ -354,8 +354,8 @@ def test_a_diff_is_bounded_and_harmless() -> None:
         ({"content": "x", "after": [""]}, "after has an empty program"),
     ],
 )
-def test_a_wrong_spec_says_what_to_write(fields: dict[str, Any], why: str) -> None:
-    """Each fault of a spec is a ValueError with its remedy."""
+def test_invalid_spec_is_refused(fields: dict[str, Any], why: str) -> None:
+    """Each error in a spec is a ValueError with its remedy."""
     with pytest.raises(ValueError, match=why):
         File(path="/etc/motd", **fields)
 
@@ -373,8 +373,8 @@ trio.run(main)
 
 
 @pytest.mark.processes
-async def test_killed_in_the_action_it_is_run_again(world: World) -> None:
-    """Renamed but the action not ended: the next start runs the action."""
+async def test_after_runs_again_if_killed_during_it(world: World) -> None:
+    """If the daemon is killed between the rename and the end of after, the next run repeats it."""
     after = world.script("after", 'test -e second && echo ran >> ran || kill -9 "$PPID"')
     child = await trio.run_process(
         [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(world.root.parent)],
@@ -385,6 +385,6 @@ async def test_killed_in_the_action_it_is_run_again(world: World) -> None:
     assert world.lines("ran") == []
     (world.base / "second").write_text("")
     result = await world.run(content="new\n", after=after)
-    assert result.reason == "after was run"
+    assert result.reason == "ran after"
     assert world.lines("ran") == ["ran"]
     assert world.names() == ["motd"]

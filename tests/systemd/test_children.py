@@ -88,7 +88,7 @@ def test_a_stop_ends_ordinary_programs(service: Service) -> None:
     assert time.monotonic() - began < 30
     assert service.show("Result", "ActiveState") == {"Result": "success", "ActiveState": "inactive"}
     # It left the program's group by setsid: the daemon reports it, and the reaper ends it.
-    assert reaper_said(service, r"sleep \(pid \d+\) gets SIGTERM")
+    assert reaper_said(service, r"sent SIGTERM to sleep \(pid \d+\)")
     assert nothing_left(service)
 
 
@@ -129,10 +129,10 @@ def test_a_critical_program_completes_after_a_kill(service: Service, limit: str)
     dropin = f"{DAEMON_DIES}TimeoutStopSec={limit}\n"
     started(service, apply, dropin, critical={"budget": "20s"})
     service.kill("KILL")
-    wait_for_reaper(service, "apply of operation .* is critical: it may go on for")
+    wait_for_reaper(service, "waiting up to .* for apply of operation .*, which is critical")
     status = service.show("SubState", "StatusText")
     assert status["SubState"] == "stop-post"
-    assert re.fullmatch(r"waits for apply of operation \w+, \d+s left", status["StatusText"])
+    assert re.fullmatch(r"waiting for apply of operation \w+, \d+s left", status["StatusText"])
     go(service)
     service.wait_for("daemon.ready", nth=2)
     service.wait_for("recovery.done", key="x/site")
@@ -164,8 +164,8 @@ def test_an_endless_critical_program_is_ended_after_a_kill(service: Service) -> 
     apply = f"[ $RECONCILED_ATTEMPT = 2 ] || {{ {IGNORES}; }}"
     started(service, apply, DAEMON_DIES + reap, critical={"budget": "60s"})
     service.kill("KILL")
-    wait_for_reaper(service, "apply of operation .* gets SIGTERM")
-    wait_for_reaper(service, "apply of operation .* gets SIGKILL")
+    wait_for_reaper(service, "sent SIGTERM to apply of operation .*")
+    wait_for_reaper(service, "sent SIGKILL to apply of operation .*")
     service.wait_for("recovery.done", key="x/site")
     assert runs(service) == ["1", "2"]
     assert "Control process exited, code=exited, status=3" in service.text()
@@ -181,8 +181,8 @@ def test_after_a_kill_ordinary_programs_and_strays_are_ended(
     before = set(service.processes())
     service.kill("KILL")
     service.wait_for("recovery.done", key="x/site")
-    assert reaper_said(service, "apply of operation .* gets SIGTERM")
-    assert reaper_said(service, r"sleep \(pid \d+\) gets SIGTERM")
+    assert reaper_said(service, "sent SIGTERM to apply of operation .*")
+    assert reaper_said(service, r"sent SIGTERM to sleep \(pid \d+\)")
     assert before.isdisjoint(service.processes())
     assert service.all("program.left_over") == []
 
@@ -214,8 +214,8 @@ def test_without_a_reaper_the_start_ends_what_is_left(service: Service) -> None:
     service.wait_for("recovery.done", key="x/site")
     told = [entry.fields["reason"] for entry in service.all("program.left_over")]
     assert sorted(re.sub(r"\b(\d+|[0-9A-Z]{26})\b", "…", each) for each in told) == [
-        "apply of operation … gets SIGTERM",
-        "sleep (pid …) gets SIGTERM",
+        "sent SIGTERM to apply of operation …",
+        "sent SIGTERM to sleep (pid …)",
     ]
     assert before.isdisjoint(service.processes())
     events = [entry.event for entry in service.entries()]
@@ -232,10 +232,13 @@ def test_a_sandbox_that_hides_programs_holds_their_keys(service: Service) -> Non
     service.wait_for("program.unreadable", key="x/site")
     service.wait_for("operation.held", key="x/site")
     assert reaper_said(
-        service, r"operation \w+ is left alone: process \d+ of it runs and cannot be"
+        service,
+        r"cannot end the program of operation \w+: the sandbox hides its process \d+",
     )
     hidden = service.all("program.left_over")[-1].fields["reason"]
-    assert re.match(r"processes \d+, \d+(, \d+)? cannot be seen from here", hidden)
+    assert re.match(
+        r"processes \d+, \d+(, \d+)? are hidden by the sandbox and were left running", hidden
+    )
     assert runs(service) == ["1"]
     go(service)
 
