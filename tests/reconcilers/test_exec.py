@@ -374,7 +374,7 @@ async def decide(request: Request[Exec], **fields: Any) -> tuple[Observation, De
     ],
 )
 async def test_observe(tmp_path: Path, check: str, state: Observed) -> None:
-    """The exit code of check decides the observation: 0 and 1 are results, everything else is UNKNOWN."""
+    """Exit codes 0 and 1 of check are observations; everything else is UNKNOWN."""
     fake, request = ask(tmp_path, Exec(["true"], check=script(tmp_path, "check", check)))
     seen = await ExecReconciler().observe(request)
     assert seen is not None

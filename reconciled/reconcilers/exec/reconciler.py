@@ -223,7 +223,7 @@ async def _is_as_desired(request: Request[Exec]) -> bool:
 
 
 def _failure_result(failure: ProgramFailed) -> Result:
-    """A retry. Raises *failure* if a signal ended the program, as the kernel's out-of-memory killer.
+    """A retry. Raises *failure* if a signal ended the program, as when memory runs out.
 
     A returned retry would count as the program's own outcome: a program that is killed each time
     would be retried for ever and never held.
