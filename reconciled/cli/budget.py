@@ -35,7 +35,7 @@ from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.rows import read_past
 from reconciled.journal.sqlite.snapshot import open_snapshot
 from reconciled.offline.scan import ControllerScan, scan_sources
-from reconciled.runtime.controllers.loading import prepared_whole
+from reconciled.runtime.controllers.loading import prepare_valid
 from reconciled.service.unit.findings import Severity, UnitComparison, format_timespan
 
 DOES_NOT_FIT = 1
@@ -63,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print stages, declared budgets, measured durations and the unit's limit; the exit code."""
     try:
         config = load(find_config(arguments.config, os.environ), os.environ).config
-        prepared = prepared_whole(config)
+        prepared = prepare_valid(config)
     except Invalid as invalid:
         return report_invalid(invalid)
     # Without a limit, so that manifests beyond stop.critical are listed as well.

@@ -41,7 +41,7 @@ from reconciled.observe.logs import configure
 from reconciled.offline.plan import KeyPlan, plan
 from reconciled.offline.scan import ControllerScan, scan_sources
 from reconciled.programs.children import current_children
-from reconciled.runtime.controllers.loading import prepared_whole
+from reconciled.runtime.controllers.loading import prepare_valid
 from reconciled.runtime.controllers.secrets import redact_credentials
 
 
@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
     try:
         path = find_config(arguments.config, os.environ)
-        prepared = prepared_whole(load(path, os.environ).config)
+        prepared = prepare_valid(load(path, os.environ).config)
     except Invalid as invalid:
         return report_invalid(invalid)
     config = prepared.config

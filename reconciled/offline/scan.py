@@ -13,7 +13,7 @@ from reconciled.core.removals import RemovalGuard
 from reconciled.core.resources import Fingerprint, Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
 from reconciled.journal.sqlite.store import Applied
-from reconciled.runtime.controllers.factory import watchers_of
+from reconciled.runtime.controllers.factory import build_watchers
 from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig
 
 SCAN_TIMEOUT = 15.0  # seconds for one source
@@ -66,7 +66,7 @@ async def scan_sources(
 async def _scan_controller(
     ready: LoadedController, applied: Mapping[Key, Applied], critical: float
 ) -> ControllerScan:
-    watchers = [each for each in watchers_of(ready, lambda: critical) if each.declares]
+    watchers = [each for each in build_watchers(ready, lambda: critical) if each.declares]
     removals = ready.config.removals
     desired = DesiredState(
         ready.config.name,

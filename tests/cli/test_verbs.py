@@ -186,8 +186,8 @@ def test_check_of_manifests(desk: Desk) -> None:
     assert said.err.splitlines() == [
         "@/m/bad.yaml:2:1: did not find expected node content",
         (
-            "@/m/long.yaml:1:56: spec: an operation of it may take 10m, longer than stop.critical"
-            " (5m): lower the budget, or raise stop.critical"
+            "@/m/long.yaml:1:56: spec: the critical budget 10m exceeds stop.critical (5m):"
+            " lower the budget, or raise stop.critical"
         ),
         "@/m/other.yaml:1:1: no controller takes kind Other: write one of Note",
         "@/m/typo.yaml:1:57: unknown key txt: did you mean text?",

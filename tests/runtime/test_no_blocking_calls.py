@@ -26,7 +26,7 @@ from reconciled.journal.resolutions import ResolutionRequest
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.controllers import factory
 
-REAL_WATCHERS = factory.watchers_of
+REAL_WATCHERS = factory.build_watchers
 PROGRAM = """
 kind: Exec
 metadata: {name: p}
@@ -205,7 +205,7 @@ async def test_the_loop_does_no_disk_work(
     whole_daemon: WholeDaemon, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files, programs, held removals, resolved operations and a reload do not block the loop."""
-    monkeypatch.setattr(factory, "watchers_of", REAL_WATCHERS)
+    monkeypatch.setattr(factory, "build_watchers", REAL_WATCHERS)
     for name in ("f", "a", "b", "e", "files"):
         (whole_daemon.root / name).mkdir(mode=0o755)
     declare_files(whole_daemon, *NAMES[:2])

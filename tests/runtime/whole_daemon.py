@@ -117,7 +117,7 @@ class WholeDaemon:
     def __attrs_post_init__(self) -> None:
         self.monkeypatch.setattr(WholeDaemon, "now", self, raising=False)
         self.monkeypatch.setattr("reconciled.runtime.daemon.daemon.LastResort", NoLastResort)
-        self.monkeypatch.setattr(factory, "watchers_of", self.watchers_of)
+        self.monkeypatch.setattr(factory, "build_watchers", self.build_watchers)
         (self.root / "plugins").mkdir(mode=0o755)
         self.state.mkdir(mode=0o700)
         self.plugin("mine", PLUGIN)
@@ -160,8 +160,8 @@ class WholeDaemon:
         )
         self.config.chmod(0o600)
 
-    def watchers_of(self, ready: LoadedController, *_: Any) -> Iterable[ScriptedSource]:
-        """In place of loading.watchers_of: one scripted source."""
+    def build_watchers(self, ready: LoadedController, *_: Any) -> Iterable[ScriptedSource]:
+        """In place of loading.build_watchers: one scripted source."""
         name = ready.config.name
 
         async def declare(report: Callable[[Report], None]) -> None:

@@ -1,11 +1,11 @@
-"""One controller of the running daemon: its sources, its desired state, and its runs.
+"""One controller of the running daemon: its watchers, its desired state, and its runs.
 
 A reload makes a new Controller beside the old one, which ends by its own staged stop; both
 share the queue's lane, so that no key ever runs twice at once (invariant 1).
 
-1. One bad manifest, key or watcher harms only itself, and is named (invariant 12).
-2. A key's state here leaves with the key (invariant 14).
-3. Removals come from Desired alone, and end before the key is applied again.
+1. A bad manifest, key or watcher affects itself alone, and is logged (invariant 12).
+2. The state of a key is freed with the key (invariant 14).
+3. Only DesiredState decides on removals; a removal ends before its key is applied again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from reconciled.stop import Stop, Work
 # A watcher that fails is started again, later each time.
 WATCHER_BACKOFF_INITIAL = 1.0
 WATCHER_BACKOFF_MAX = 60.0
-# A change of a key's spec that is seen so soon after its own run may be that run's doing.
+# A change of a key's spec so soon after its own run, in seconds, may be an effect of that run.
 SELF_TRIGGER_WINDOW = 1.0
-# So many of them in a row are taken for somebody else's all the same.
+# So many of them in a row are still treated as changes by a person.
 SELF_TRIGGER_LIMIT = 3
 
 
 @attrs.define(eq=False)
 class Controller:
-    """Made by ``build``; its three tasks are watch(), hold() and, per key, runs.run()."""
+    """Made by ``build_controller``. Its tasks are watch(), supervise_runs(), and the runs."""
 
     config: ControllerConfig
     plugin: Plugin
@@ -55,21 +55,21 @@ class Controller:
     stop: Stop
     context: RuntimeContext
     approvals: RemovalApprovals
-    # Where the runs live while hold() is there.
+    # The nursery of the runs; None before and after supervise_runs().
     nursery: trio.Nursery | None = attrs.field(default=None, init=False)
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
-    # Set when each declaring source has said something, be it that it cannot be read.
+    # Set when each declaring source has reported, even as unavailable.
     synced: trio.Event = attrs.field(factory=trio.Event, init=False)
     statuses: dict[Key, Status] = attrs.field(factory=dict, init=False)
     # Of the specs whose secrets are registered with the redactor.
     _registered: dict[Key, Fingerprint] = attrs.field(factory=dict, init=False)
-    # The last manifests of keys that are owned and no longer declared.
+    # The last manifests of keys that are owned and not declared any more.
     absent: dict[Key, Manifest] = attrs.field(factory=dict, init=False)
     # Keys whose removal is due, until it has ended.
     removing: set[Key] = attrs.field(factory=set, init=False)
-    # How many changes in a row may have been made by the key's own runs.
+    # Changes in a row that may be effects of the key's own runs.
     self_triggers: dict[Key, int] = attrs.field(factory=dict, init=False)
-    # Causes that the configured schedule has given.
+    # Causes of ticks, from the configured schedule.
     _ticks: set[str] = attrs.field(factory=set, init=False)
     _silent: set[str] = attrs.field(init=False)
     _problems: frozenset[Problem] = attrs.field(default=frozenset(), init=False)
@@ -89,13 +89,13 @@ class Controller:
 
     @property
     def manifests(self) -> Mapping[Key, Manifest]:
-        """What is desired."""
+        """The desired manifests, by key."""
         return self.desired.manifests
 
     # -- tasks ---------------------------------------------------------------
 
     async def supervise_runs(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Give the runs a place in the tree: until a stop begins, and the last one has ended."""
+        """Hold the nursery of the runs until a stop has begun and the last run has ended."""
         try:
             with self.stop.scope:
                 async with trio.open_nursery() as nursery:
@@ -107,7 +107,7 @@ class Controller:
             self.ended.set()
 
     async def watch(self) -> None:
-        """Run the watchers; a stop ends them first, all at once."""
+        """Run the watchers until a stop, which cancels them first, all at once."""
         with self.stop.intake:
             async with trio.open_nursery() as nursery:
                 for watcher in self.watchers:
@@ -115,11 +115,11 @@ class Controller:
                     nursery.start_soon(self._supervise, watcher, name=name)
 
     async def _supervise(self, watcher: Watcher) -> None:
-        pause = WATCHER_BACKOFF_INITIAL
+        backoff = WATCHER_BACKOFF_INITIAL
         report = partial(self.handle_report, watcher)
         while True:
             began = trio.current_time()
-            reason = "it ended by itself"
+            reason = "watch() returned"
             try:
                 await watcher.watch(report)
             except BaseException as error:  # noqa: ASYNC103 - failure_of() gives None for one
@@ -131,26 +131,26 @@ class Controller:
                 reason = failure.result.reason
             if watcher.declares:
                 self.handle_report(watcher, Unavailable(f"its watcher failed: {reason}"))
-            # One that ran well for long starts over with a short pause.
-            pause = (
+            # A watcher that ran for long enough starts again with the shortest backoff.
+            backoff = (
                 WATCHER_BACKOFF_INITIAL
                 if trio.current_time() - began > WATCHER_BACKOFF_MAX
-                else pause
+                else backoff
             )
             self.context.log.error(
                 "source.failed",
                 controller=self.name,
                 source=watcher.name,
                 reason=reason,
-                retry_in_s=pause,
+                retry_in_s=backoff,
             )
-            await trio.sleep(pause)
-            pause = min(2 * pause, WATCHER_BACKOFF_MAX)
+            await trio.sleep(backoff)
+            backoff = min(2 * backoff, WATCHER_BACKOFF_MAX)
 
-    # -- what the sources say ----------------------------------------------
+    # -- reports of sources -------------------------------------------------
 
     def handle_report(self, watcher: Watcher, report: Report) -> None:
-        """Act on what *watcher* reports; nothing begins after the instant of a stop."""
+        """Apply a report of *watcher*; ignored after the instant of a stop."""
         if self.context.stopping or self.stop.began.is_set():
             return
         now = trio.current_time()
@@ -172,7 +172,7 @@ class Controller:
             self.synced.set()
 
     def approve_removals(self, keys: frozenset[Key]) -> None:
-        """A person permits the removal of exactly *keys*, once."""
+        """Release the held removals of exactly *keys*, which a person has approved, once."""
         before = self.manifests
         self._apply(self.desired.approve(keys, trio.current_time()), before, trio.current_time())
 
@@ -184,13 +184,13 @@ class Controller:
             manifest = self.manifests[key]
             known = self.context.store.fingerprint(key) == manifest.fingerprint
             cause = "changed" if key in before else "start" if known else "declared"
-            # Back to what was applied, from a spec that failed, is a change like any other.
-            calm = (
+            # A change back to the applied spec, from one that failed, is an ordinary change.
+            not_urgent = (
                 self._record_self_trigger(key, now)
                 if key in before
                 else known and key not in self.statuses
             )
-            self.lane.add(key, now, cause, Priority.RESYNC if calm else Priority.CHANGED)
+            self.lane.add(key, now, cause, Priority.RESYNC if not_urgent else Priority.CHANGED)
         for key in changes.removed:
             self.removing.add(key)
             self.lane.add(key, now, "removed", Priority.CHANGED)
@@ -199,10 +199,10 @@ class Controller:
             self.approvals.report_held(self.name, changes.held)
 
     def _record_self_trigger(self, key: Key, now: float) -> bool:
-        """Whether a change is the latest of many that each came with the key's own run.
+        """Count a change that came with the key's own run; whether it is self-triggered.
 
-        A reconciler that writes its own manifest must not open its own backoff; somebody who
-        edits while a run goes on has to be heard, so that the first few count as foreign.
+        A reconciler that writes its own manifest must not end its own backoff. A person who edits
+        the manifest during a run must end it, so that the first few changes count as a person's.
         """
         status = self.statuses.get(key)
         running = any(work.key == key for work in self.stop.works)
@@ -213,11 +213,11 @@ class Controller:
         return self.is_self_triggered(key)
 
     def is_self_triggered(self, key: Key) -> bool:
-        """Whether the changes of *key* are taken for its own runs' doing."""
+        """Whether the changes of *key* count as effects of its own runs."""
         return self.self_triggers.get(key, 0) > SELF_TRIGGER_LIMIT
 
     def _stop_run_of(self, key: Key, reason: str) -> None:
-        """The smallest stop: one key's run. It drains, is cancelled, and critical parts end."""
+        """Stop the run of one key: it drains, is cancelled, and its critical part may finish."""
         for work in self.stop.works:
             if work.key == key:
                 stop = self.stop.nest(work, self.stop.limits)
@@ -231,7 +231,7 @@ class Controller:
             await stop.run_stages(self.log_stuck)
 
     def log_stuck(self, works: list[Work]) -> None:
-        """Name runs that are still there after their cancellation and cleanup."""
+        """Log the runs that continue after their cancellation and cleanup."""
         for work in works:
             where = frames_of(work.task)
             reason = "it ignores its cancellation"
@@ -239,8 +239,8 @@ class Controller:
 
     def _record_identity(self, source: str, identity: str) -> None:
         if self.context.store.source_identity(self.name, source) != identity:
-            note = self.context.store.set_source_identity
-            self.context.start_background("source identity", note, self.name, source, identity)
+            write = self.context.store.set_source_identity
+            self.context.start_background("source identity", write, self.name, source, identity)
 
     def _log_source(
         self, watcher: Watcher, report: Snapshot | Unavailable, *, first: bool, was: bool
@@ -253,7 +253,7 @@ class Controller:
             log.warning(
                 "source.incomplete",
                 problems=len(report.problems),
-                reason="nothing is removed until all of it can be read",
+                reason="nothing is removed until the source can be read completely",
             )
         elif first or not was:
             log.info("source.ready", manifests=len(report.manifests))
@@ -287,13 +287,13 @@ class Controller:
         return self.plugin.spec_of(manifest)
 
     def scheduled(self, causes: tuple[str, ...]) -> bool:
-        """Whether nothing but the configured schedule is among *causes*."""
+        """Whether all of *causes* are ticks of the configured schedule."""
         return self._ticks.issuperset(causes)
 
     def forget(self, key: Key) -> None:
-        """Drop all that is known about *key* (invariant 14)."""
-        for kept in (self.statuses, self._registered, self.absent, self.self_triggers):
-            kept.pop(key, None)
+        """Free all state of *key* (invariant 14)."""
+        for state in (self.statuses, self._registered, self.absent, self.self_triggers):
+            state.pop(key, None)
         self.removing.discard(key)
         self.context.loops.forget(key)
         self.context.logs.forget(key)

@@ -1,4 +1,4 @@
-"""Controllers of the running daemon, with their watchers, from what loading has prepared."""
+"""Building of controllers and their watchers from what ``loading`` has loaded."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from reconciled.watchers.directory import DirectoryWatcher
 from reconciled.watchers.timers import CronWatcher, EveryWatcher, find_zone, local_zone
 
 
-def build(
+def build_controller(
     ready: LoadedController, context: RuntimeContext, stop: Stop, approvals: RemovalApprovals
 ) -> Controller:
-    """A controller of the running daemon, under *stop*; in the loop, without waiting."""
+    """A controller of the running daemon, with a stop nested in *stop*. Not a checkpoint."""
     config = ready.config
-    watchers = tuple(watchers_of(ready, lambda: stop.limits.critical, context.store))
+    watchers = tuple(build_watchers(ready, lambda: stop.limits.critical, context.store))
     removals = config.removals
     return Controller(
         config,
@@ -70,11 +70,11 @@ def spec_reader(ready: LoadedController, critical: Callable[[], float]) -> SpecR
             if budget is None or budget <= critical():
                 return typed_spec
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            # A problem of this manifest, not of its source.
+            # A problem of this manifest alone, not of its source.
             problem = positions.problem(path, f"budget() failed: {text_of(error)}")
             raise Invalid([problem]) from error
         message = (
-            f"an operation of it may take {format_duration(budget)}, longer than stop.critical"
+            f"the critical budget {format_duration(budget)} exceeds stop.critical"
             f" ({format_duration(critical())}): lower the budget, or raise stop.critical"
         )
         raise Invalid([positions.problem(path, message)])
@@ -82,12 +82,13 @@ def spec_reader(ready: LoadedController, critical: Callable[[], float]) -> SpecR
     return read
 
 
-def watchers_of(
+def build_watchers(
     ready: LoadedController, critical: Callable[[], float], store: Store | None = None
 ) -> Iterable[Watcher]:
-    """The watchers of a controller; *store* knows what its directories were before.
+    """The watchers of a controller.
 
-    critical gives the limit that the manifests' budgets have to keep; a reload may change it.
+    critical  returns the limit for budgets of manifests, in seconds; a reload may change it
+    store     has the identities of the directories at the last start; None: not compared
     """
     parse = Parser(spec_reader(ready, critical)).parse
     for watch in ready.config.watch:

@@ -1,8 +1,8 @@
-"""From a configuration to controllers that could run: what start, reload and check share.
+"""Loading of the reconcilers that a configuration names, for start, reload and verbs.
 
-prepare() finds and loads every reconciler without any effect. A name that is not found makes
-the configuration invalid; one that cannot be loaded stalls its own controller alone
-(invariant 12).
+1. prepare() has no effect other than running the plugins' module code and constructors.
+2. A name that is not found makes the configuration invalid.
+3. A reconciler that cannot be loaded stalls its own controller alone (invariant 12).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoadedController:
 
 @attrs.frozen(eq=False)
 class StalledController:
-    """A controller whose reconciler is there and cannot be used."""
+    """A controller whose reconciler exists and cannot be used."""
 
     config: ControllerConfig
     reason: str
@@ -40,7 +40,7 @@ class StalledController:
 
 @attrs.frozen(eq=False)
 class PreparedConfig:
-    """Everything that a configuration asks for, loaded. problems make it invalid."""
+    """A configuration with its loaded controllers; any of *problems* makes it invalid."""
 
     config: Config
     ready: tuple[LoadedController, ...]
@@ -49,7 +49,7 @@ class PreparedConfig:
 
 
 def prepare(config: Config) -> PreparedConfig:
-    """Load what *config* names; runs plugins' module code, so only in the main thread."""
+    """Load the reconcilers of *config*. Runs plugins' code, so only in the main thread."""
     ready: list[LoadedController] = []
     stalled: list[StalledController] = []
     problems: list[Problem] = []
@@ -68,8 +68,8 @@ def prepare(config: Config) -> PreparedConfig:
     return PreparedConfig(config, tuple(ready), tuple(stalled), tuple(sorted(problems)))
 
 
-def prepared_whole(config: Config) -> PreparedConfig:
-    """As prepare(), for who takes nothing less. Raises Invalid."""
+def prepare_valid(config: Config) -> PreparedConfig:
+    """As prepare(); raises Invalid if there is any problem. Controllers may be stalled."""
     prepared = prepare(config)
     if prepared.problems:
         raise Invalid(list(prepared.problems))
@@ -82,7 +82,7 @@ def _ready(config: Config, controller: ControllerConfig) -> LoadedController:
     try:
         reconciler = plugin.cls(options)
     except BaseException as error:
-        # A constructor is plugin code: what it raises, SystemExit included, stalls it alone.
+        # A constructor is plugin code: any exception, even SystemExit, stalls its controller.
         failure = failure_of(error)
         if failure is None:
             raise

@@ -51,7 +51,7 @@ class Assembly:
 
     def build_controller(self, loaded: LoadedController) -> Controller:
         """A controller under the daemon's stop; the caller adds it to controllers and runs it."""
-        return factory.build(loaded, self.context, self.context.stop, self.approvals)
+        return factory.build_controller(loaded, self.context, self.context.stop, self.approvals)
 
     def _approve_removals(self, controller: str, keys: frozenset[Key]) -> None:
         running = self.controllers.get(controller)

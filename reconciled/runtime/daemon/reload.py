@@ -22,7 +22,7 @@ from reconciled.core.problems import Problem
 from reconciled.core.resources import controller_of
 from reconciled.journal.sqlite.store import Store
 from reconciled.observe.bound_log import BoundLog
-from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig, prepared_whole
+from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig, prepare_valid
 from reconciled.runtime.controllers.secrets import stall_without_secrets
 from reconciled.runtime.host.listeners import Change, Listeners
 from reconciled.threads import in_thread
@@ -235,7 +235,7 @@ class Reloader:
         ]
         if problems:
             raise Invalid(problems)
-        return stall_without_secrets(prepared_whole(loaded.config))
+        return stall_without_secrets(prepare_valid(loaded.config))
 
 
 def _one_thread() -> trio.CapacityLimiter:

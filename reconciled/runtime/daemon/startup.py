@@ -36,7 +36,7 @@ from reconciled.programs.cgroup import cgroup_of_main_process, hidden_in, member
 from reconciled.programs.orphan_reaper import become_subreaper
 from reconciled.programs.survivor_reaper import SurvivorReaper
 from reconciled.programs.survivors import TERM_GRACE
-from reconciled.runtime.controllers.loading import PreparedConfig, prepared_whole
+from reconciled.runtime.controllers.loading import PreparedConfig, prepare_valid
 from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.manager_integration import ManagerIntegration
@@ -59,7 +59,7 @@ def run_daemon(  # noqa: PLR0913 - what the process was given
     faulthandler.enable(file=2, all_threads=True)
     try:
         loaded = load(path, environ)
-        prepared = stall_without_secrets(prepared_whole(loaded.config))
+        prepared = stall_without_secrets(prepare_valid(loaded.config))
     except Invalid as invalid:
         return _log_invalid(path, environ, invalid)
     log_config = loaded.config.log

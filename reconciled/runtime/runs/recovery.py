@@ -1,12 +1,12 @@
-"""Recovery: an operation without a live actor is settled before any other work on its key.
+"""Recovery: an open operation without a live program is finished before other work on its key.
 
-It has no service and no phase of its own: a key with an open operation is recovered where its
-next run would be, by the dispatcher's rules, so that other keys are not delayed.
+There is no service or phase for recovery: it takes the place of the key's next run, under the
+dispatcher's rules, so that other keys are not delayed.
 
-1. Nothing of the reconciler runs before the attempt is counted durably (invariant 5).
-2. The actor is proven dead first: adoption comes before this module (see ``adoption``).
-3. Pinned inputs are used, whatever is declared now; what is declared comes afterwards.
-4. A decision that cannot be carried out is a hold, with the commands that settle it.
+1. No code of the reconciler runs before the attempt is counted durably (invariant 5).
+2. No program of the operation is alive: adoption comes first (see ``adoption``).
+3. Recovery uses the pinned inputs; what is declared now is applied in a later run.
+4. A decision that cannot be carried out is a hold, with the commands that resolve it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Recovery:
-    """One attempt to settle one operation, as part of one run of its key."""
+    """One attempt to recover one operation, as part of a run of its key."""
 
     controller: Controller
     job: Job
@@ -64,17 +64,20 @@ class Recovery:
     log: BoundLog
 
     async def run(self) -> Result:
-        """Settle it, or say why not yet. Cancelled like any run: then nothing was decided."""
+        """Recover the operation; the result of the run.
+
+        Cancelled like any run: the operation remains open, and is recovered again.
+        """
         if self._journal.is_closing(self.record.id):
             return retry("the outcome of its operation is not durable yet")
         held = self.record.hold
         if held is not None and not self._lifted(held):
-            await self._complete(held)
+            await self._record_hold_context(held)
             return Result(Outcome.HELD, held.reason)
         if held is not None:
             await self._journal.unhold(self.record.id)
             self.record = self._journal.find(self.record.id) or self.record
-        word = self.record.pending_resolution
+        resolution = self.record.pending_resolution
         if hold := self._precondition_hold():
             return await self._hold(hold)
         manifest = pinned_manifest(self.record)
@@ -82,13 +85,13 @@ class Recovery:
         try:
             spec = self.controller.plugin.spec_of(manifest)
         except Invalid as invalid:
-            return await self._hold(core.Hold(f"its pinned spec does not fit any more: {invalid}"))
+            return await self._hold(core.Hold(f"its pinned spec is not valid any more: {invalid}"))
         await self._begin_attempt()
         try:
-            return await self._attempt(manifest, spec, word)
+            return await self._attempt(manifest, spec, resolution)
         except BaseException as error:
             if self.work.stop.is_requested and was_cancelled(error):
-                # No work that kills its worker: the daemon lives, and was asked to let go of it.
+                # Not a poison pill: the daemon did not crash, it was asked to stop the run.
                 async with self.work.cleanup("count of a recovery"):  # noqa: ASYNC102 - it is a shield
                     await self._record_own_outcome()  # noqa: ASYNC102 - inside it
             raise
@@ -100,7 +103,7 @@ class Recovery:
         try:
             interrupted = operation_for_recover(self._operations, self.record, spec)
         except (RecordDamaged, OSError) as error:
-            return await self._hold(core.Hold(f"how its program ended cannot be told: {error}"))
+            return await self._hold(core.Hold(f"cannot read the program's exit record: {error}"))
         request.interrupted = operation_for_observe(
             self._operations, self.record, self.work, interrupted.ended
         )
@@ -112,7 +115,7 @@ class Recovery:
         return await self._act(request, decision, facts)
 
     async def _begin_attempt(self) -> None:
-        """Counted, and fenced against programs of older attempts, before any code runs."""
+        """Count the attempt, and fence programs of older attempts, before any code runs."""
         self.record = await self._journal.count_recovery(self.record.id)
         directory = self._operations.root / self.record.id
         if directory.exists():
@@ -126,19 +129,21 @@ class Recovery:
         )
 
     def _precondition_hold(self) -> core.Hold | None:
-        """Why nothing of it may be tried here and now."""
+        """The hold that forbids any attempt here and now; None: there is none."""
         record, controller = self.record, self.controller
         here = HostIdentity.current()
         if record.boot_id and record.boot_id != here.boot_id:
             known = record.machine_id and record.machine_id == here.machine_id
             if not known and not record.pending_resolution:
                 return core.Hold(
-                    "it was begun on another machine, which may still be at work",
+                    "it was begun on another machine, which may still run it",
                     f"machine {record.machine_id or 'unknown'}, not {here.machine_id or 'unknown'}",
                 )
         if record.pinned["kind"] != controller.plugin.kind:
             kind = record.pinned["kind"]
-            return core.Hold(f"its kind is {kind}, which controller {controller.name} left")
+            return core.Hold(
+                f"its kind is {kind}, which controller {controller.name} does not take any more"
+            )
         return core.check_max_recoveries(record.recoveries, controller.config.max_recoveries)
 
     # -- facts -----------------------------------------------------------------
@@ -156,20 +161,20 @@ class Recovery:
         return self._context.operations
 
     def _lifted(self, held: operation_record.Hold) -> bool:
-        """Another spec or other options lift a hold by the cap; any other only a person."""
+        """Whether a changed spec or changed options lift *held*: only holds by the cap."""
         now = self._hold_context()
         return held.by_cap and bool(held.context and now) and held.context != now
 
-    async def _complete(self, held: operation_record.Hold) -> None:
-        """Note what is declared, for a hold that was imposed before the sources had said it."""
+    async def _record_hold_context(self, held: operation_record.Hold) -> None:
+        """Add the hold context to a hold that was imposed before the sources were read."""
         if held.by_cap and not held.context and (context := self._hold_context()):
             await self._journal.hold(self.record.id, attrs.evolve(held, context=context))
 
     def _hold_context(self) -> str:
-        """What a hold by the cap was imposed under: the declared spec, and the options.
+        """Fingerprint of the declared spec and the options; a hold by the cap is bound to it.
 
-        Empty as long as the sources have not said what is declared: at a start recovery comes
-        before their first report, and "not yet" would look like another spec.
+        Empty before the sources were read: at a start recovery comes before their first report,
+        and a spec that is not read yet would count as a changed one.
         """
         manifest = self.controller.manifests.get(self.record.key)
         if manifest is None and not self.controller.desired.complete:
@@ -187,8 +192,8 @@ class Recovery:
         if resolution:
             return attrs.evolve(facts, verdict=_resolution_decision(resolution))
         observation = await call_observe(reconciler, request)
-        said, broken = call_recover(reconciler, interrupted, observation)
-        return attrs.evolve(facts, observation=observation, verdict=said, recover_error=broken)
+        verdict, error = call_recover(reconciler, interrupted, observation)
+        return attrs.evolve(facts, observation=observation, verdict=verdict, recover_error=error)
 
     # -- acts ------------------------------------------------------------------
 
@@ -200,15 +205,15 @@ class Recovery:
             ending = Ending.COMPLETED if complete else Ending.ABANDONED
             return await self._close(request, ending, decision.reason)
         if why := unavailable_reason(request.spec):
-            # Only a restart could bring it: nothing can look or act until then, and to try all
-            # the same would use up the attempts, and end in a hold that says nothing of it.
+            # Only a restart can provide it, and nothing can observe or act without it: attempts
+            # would reach the cap, and end in a hold that does not name the secret.
             return await self._hold(core.Hold(f"a secret of its pinned spec is missing: {why}"))
         if isinstance(decision, core.Wait):
             return await self._wait(decision, facts)
-        return await self._go_on(request, decision)
+        return await self._run_reconciler(request, decision)
 
-    async def _go_on(self, request: RunRequest, decision: Decision) -> Result:
-        """Work of the reconciler's, forward or back."""
+    async def _run_reconciler(self, request: RunRequest, decision: Decision) -> Result:
+        """Have the reconciler finish the operation, forward or back."""
         if isinstance(decision, core.RollBack):
             return await self._roll_back(request)
         if isinstance(decision, core.Retry):
@@ -221,10 +226,10 @@ class Recovery:
 
     async def _wait(self, decision: core.Wait, facts: Facts) -> Result:
         if facts.verdict is None:
-            # Could not tell: counted like an attempt without a word, up to the cap.
+            # The observation is unknown: the attempt counts as one without an outcome.
             return retry(decision.reason)
         await self._journal.record_own_outcome(self.record.id)
-        # Sooner than that would keep the processor and the disk busy with nothing else.
+        # A shorter time, or 0, would be a busy loop of runs and writes.
         seconds = max(decision.seconds, facts.retry_in)
         return Result(Outcome.AFTER, decision.reason, seconds)
 
@@ -234,20 +239,22 @@ class Recovery:
             await self._journal.end(self.record.id, ending, note=note)
             await self._operations.close_attempts(self.record.id)
             if ending is Ending.COMPLETED and not self.record.undoes:
-                await self._remember(request)
+                await self._record_outcome(request)
         return done(f"recovered: {ending.value}")
 
     async def _roll_forward(self, request: RunRequest) -> Result:
-        """The reconciler's own code, which re-enters the operation at the step it had reached."""
+        """Run reconcile() or remove(), which continues the operation at the step it had reached."""
         reconciler = self.controller.reconciler
         act = reconciler.remove if request.removal else reconciler.reconcile
         if request.removal and not has_method(reconciler, "remove"):
-            # Never reconcile() instead: that would apply what has to go.
-            return await self._hold(core.Hold("it removes, and nothing here can remove it"))
+            # Never reconcile() instead: that would apply what is to be removed.
+            return await self._hold(
+                core.Hold("it is a removal, and its reconciler has no remove()")
+            )
         try:
             result = checked_result(await act(request))
         except Exception as error:
-            # A word of its own, so that the count of silent ends begins anew; else it stands.
+            # Its own outcome resets the count of attempts without one; an interruption does not.
             if not is_interruption(error):
                 await self._record_own_outcome()  # noqa: ASYNC120 - then the cancellation is what counts
             raise
@@ -256,11 +263,11 @@ class Recovery:
             return result
         if self._journal.find(self.record.id) is not None:
             return await self._close(request, Ending.COMPLETED, "settled by observation")
-        await self._remember(request)
+        await self._record_outcome(request)
         return done(f"recovered: rolled forward{_suffix(result.reason)}")
 
-    async def _remember(self, request: RunRequest) -> None:
-        """What was done is known from now on: that the spec is applied, or that the key is gone."""
+    async def _record_outcome(self, request: RunRequest) -> None:
+        """Record in the store that the spec is applied, or that the key is removed."""
         if request.removal:
             async with self.work.cleanup("record of the removal"):
                 await self._context.store.forget(request.key)
@@ -273,7 +280,7 @@ class Recovery:
             await self._journal.record_own_outcome(self.record.id)
 
     async def _roll_back(self, request: RunRequest) -> Result:
-        """Close it and open its undoing, in one transaction, linked both ways."""
+        """Close the operation and begin the one that undoes it, in one transaction, linked."""
         record = self.record
         steps = [
             {
@@ -294,10 +301,10 @@ class Recovery:
         return await self._undo(request)
 
     async def _undo(self, request: RunRequest) -> Result:
-        """Take the steps back, newest first; each is a step of the undoing operation."""
+        """Undo the steps, newest first; each is a step of the undoing operation."""
         reconciler = self.controller.reconciler
         if not has_method(reconciler, "undo"):
-            return await self._hold(core.Hold("nothing here can undo it any more"))
+            return await self._hold(core.Hold("its reconciler has no undo() any more"))
         async with request.undoing() as operation:
             for step in reversed(self.record.pinned.get("undo", [])):
                 view = core.Step(
@@ -307,24 +314,24 @@ class Recovery:
         return done("recovered: rolled back")
 
     def _can_undo(self) -> bool:
-        """Whether a person may be offered that; no plugin's fault comes in the way of a hold."""
+        """Whether to offer --back to a person; a fault of the plugin counts as no."""
         controller = self.controller
         try:
             return controller.reconciler.can_undo(
                 controller.plugin.spec_of(pinned_manifest(self.record))
             )
-        except Exception:  # noqa: BLE001 - whatever it is: then nothing here can
+        except Exception:  # noqa: BLE001 - a fault of the plugin must not prevent the hold
             return False
 
     async def _hold(self, hold: core.Hold) -> Result:
-        """Block this key, durably, until somebody decides."""
+        """Hold the operation durably: its key is blocked until a person resolves it."""
         record = self.record
         commands = hold.commands or core.resolve_commands(
             record.id, can_undo=not record.undoes and self._can_undo()
         )
         async with self.work.cleanup("hold"):
             code = "cap" if hold.by_cap else "decision"
-            # Words of plugins and programs: a secret in them would stay in the store.
+            # Texts of plugins and programs may contain secrets, which the store must not keep.
             reason, evidence = map(self._context.logs.redactor.redact, (hold.reason, hold.evidence))
             await self._journal.hold(
                 record.id,
@@ -348,11 +355,11 @@ def _suffix(reason: str) -> str:
 
 
 def _resolution_decision(resolution: str) -> Decision:
-    """The decision that ``journal resolve`` noted."""
+    """The decision for a resolution recorded by ``journal resolve``."""
     decisions: dict[str, Decision] = {
-        "forward": core.RollForward("a person decided so"),
-        "back": core.RollBack("a person decided so"),
-        "complete": core.Complete("a person decided so"),
-        "abandon": core.Abandon("a person decided so"),
+        "forward": core.RollForward("resolved by a person"),
+        "back": core.RollBack("resolved by a person"),
+        "complete": core.Complete("resolved by a person"),
+        "abandon": core.Abandon("resolved by a person"),
     }
     return decisions[resolution]

@@ -1,7 +1,8 @@
-"""The life of one run: from a job of the queue to an outcome, whatever the plugin does.
+"""One run of one key: from a job of the queue to an outcome, whatever the plugin does.
 
-A run that begins has its name, its scope and its timeout from ``stop.Work``; how it ends is
-settled in one synchronous function, so that no cancellation can come in between.
+1. A run has its name, cancel scope and timeout from ``stop.Work``.
+2. It is finished by one synchronous function, ``finish_run``, so that no cancellation can come
+   in between.
 """
 
 from __future__ import annotations
@@ -40,36 +41,36 @@ _INTERRUPTED = Result(Outcome.INTERRUPTED)
 
 
 async def run_job(controller: Controller, job: Job, name: str) -> None:
-    """Run *job*. The queue gets it back in every case; nothing but a cancellation is raised."""
+    """Run *job* and return it to the queue in every case. Raises nothing but a cancellation."""
     if _return_if_blocked(controller, job):
         return
-    host = controller.context
+    context = controller.context
     key = job.key
-    number = host.next_run()
-    interrupted = host.operations.journal.find_by_key(key)
+    number = context.next_run()
+    interrupted = context.operations.journal.find_by_key(key)
     removal = interrupted is None and key in controller.removing
     work = Work(name, controller.stop, key, controller.config.timeout)
     result = _INTERRUPTED
     request: RunRequest | None = None
     try:
         with work:
-            if host.debugging:
-                host.log.debug("reconcile.started", key=key, run=number, causes=job.causes)
+            if context.debugging:
+                context.log.debug("reconcile.started", key=key, run=number, causes=job.causes)
             try:
                 if interrupted is not None:
-                    log = host.log.bind(key=key, run=number, operation=interrupted.id)
+                    log = context.log.bind(key=key, run=number, operation=interrupted.id)
                     result = await Recovery(controller, job, number, work, interrupted, log).run()
                 else:
                     request = await _request(controller, job, number, work, removal=removal)
                     result = done() if request is None else await _attempt(controller, request)
-            except BaseException as error:  # noqa: ASYNC103, BLE001 - of a plugin
+            except BaseException as error:  # noqa: ASYNC103, BLE001 - plugin code
                 cancelled = cancellation_in(error)
                 stray = None if cancelled is None else stray_cancellation(error)
                 failure = failure_of(error) or stray
                 if failure is not None and failure.internal:
-                    _log_internal(controller, host.log.bind(key=key, run=number), failure)
+                    _log_plugin_failure(controller, context.log.bind(key=key, run=number), failure)
                 if cancelled is not None and stray is None:
-                    # Not a failure as well: what cancelled it is the reason that counts.
+                    # The run was cancelled: an error beside the cancellation is not a failure.
                     raise cancelled from None  # noqa: ASYNC104 - it is the cancellation itself
                 if failure is not None and not _cancelled_by_stop(work):
                     result = failure.result
@@ -85,35 +86,35 @@ async def run_job(controller: Controller, job: Job, name: str) -> None:
                 )
             )
         except Exception as error:
-            # A fault of ours. Before the other runs are cancelled for it: the stop tells them why.
-            host.stop.crash(f"crash: {error!r}")
+            # A fault of the daemon. The stop has to have its reason before runs are cancelled.
+            context.stop.crash(f"crash: {error!r}")
             raise
 
 
 def _cancelled_by_stop(work: Work) -> bool:
-    """Whether an error of this run is what a reconciler made of its cancellation (invariant 8).
+    """Whether an error of this run counts as its cancellation by a stop (invariant 8).
 
-    One whose critical part was cut off has said so by its error.
+    Not where its critical part was cut off: then the error is the outcome.
     """
     return work.stop.stage >= Stage.STOPPING and work.cut is None
 
 
 def _result_of_cancelled(work: Work) -> Result:
-    """What it means that the scope of *work* ended it: a stop, or its timeout."""
+    """The result of a run that the scope of *work* cancelled: by a stop, or by its timeout."""
     if work.stop.stage >= Stage.STOPPING:
         return _INTERRUPTED
     return retry(f"Timeout: took longer than {format_duration(work.timeout)}")
 
 
 def _return_if_blocked(controller: Controller, job: Job) -> bool:
-    """Whether the job goes back unused."""
+    """Return the job to the queue where the run must not start; whether it was returned."""
     now = trio.current_time()
     if controller.context.stopping:
-        # The signal came after the job was handed out: it never began (invariant 2).
+        # The signal arrived after the dispatcher started this task (invariant 2).
         controller.lane.interrupted(job, now)
         return True
     if job.key in controller.context.adopting:
-        # A program of an earlier life is still at it; its end queues the key again.
+        # A program of an earlier daemon is still running; its end queues the key again.
         controller.lane.terminal(job, now)
         return True
     return False
@@ -122,11 +123,11 @@ def _return_if_blocked(controller: Controller, job: Job) -> bool:
 async def _request(
     controller: Controller, job: Job, number: int, work: Work, *, removal: bool
 ) -> RunRequest | None:
-    """The request; None where nothing is known of the key any more."""
+    """The request of the run; None where the key is neither declared nor applied."""
     key = job.key
     manifest = controller.manifests.get(key)
     if removal:
-        manifest = controller.absent.get(key) or await _remembered(controller.context, key)
+        manifest = controller.absent.get(key) or await _applied_manifest(controller.context, key)
     if manifest is None:
         return None
     spec = controller.spec_of(key, manifest)
@@ -137,10 +138,8 @@ async def _request(
 
 
 async def _attempt(controller: Controller, request: RunRequest) -> Result:
-    if controller.context.store.degraded and (
-        doubt := await _hold_if_degraded(controller, request)
-    ):
-        return doubt
+    if controller.context.store.degraded and (held := await _hold_if_degraded(controller, request)):
+        return held
     if request.removal:
         return await _remove(controller, request)
     result = checked_result(await controller.reconciler.reconcile(request))
@@ -150,23 +149,23 @@ async def _attempt(controller: Controller, request: RunRequest) -> Result:
 
 
 async def _hold_if_degraded(controller: Controller, request: RunRequest) -> Result | None:
-    """After a store was set aside as damaged: nothing is done to what is not as desired.
+    """Hold the run after a damaged store was set aside, unless its key is as desired.
 
-    What was applied, and what was open, is not known then; None: the run may go on.
+    What was applied and which operations were open is unknown then. None: the run may continue.
     """
     if not request.removal:
-        seen = await call_observe(controller.reconciler, request)
-        if seen is not None and seen.state is Observed.AS_DESIRED:
+        observation = await call_observe(controller.reconciler, request)
+        if observation is not None and observation.state is Observed.AS_DESIRED:
             return None
     return Result(
         Outcome.HELD,
-        "the store was damaged, so that it is not known what was under way here:"
-        ' look, then reconciled journal resolve --all --abandon --why "…"',
+        "the store was damaged, and operations of this key may have been open: check it, then run"
+        ' reconciled journal resolve --all --abandon --why "…"',
     )
 
 
 async def _remove(controller: Controller, request: RunRequest) -> Result:
-    """Undo what was applied, where the reconciler can, and forget the key."""
+    """Run remove() if the reconciler has one, and forget the key once it is done."""
     reconciler = controller.reconciler
     result = (
         checked_result(await reconciler.remove(request))
@@ -180,8 +179,8 @@ async def _remove(controller: Controller, request: RunRequest) -> Result:
     return result
 
 
-async def _remembered(context: RuntimeContext, key: Key) -> Manifest | None:
-    """What is known of a key whose manifest went while the daemon was down."""
+async def _applied_manifest(context: RuntimeContext, key: Key) -> Manifest | None:
+    """The manifest of a key that was deleted while no daemon ran, from the store."""
     applied = await context.store.find_applied(key)
     if applied is None:
         return None
@@ -197,8 +196,8 @@ async def _remembered(context: RuntimeContext, key: Key) -> Manifest | None:
     )
 
 
-def _log_internal(controller: Controller, log: BoundLog, failure: PluginFailure) -> None:
-    """An exception that nobody foresaw: say where it was raised, and whose code that is."""
+def _log_plugin_failure(controller: Controller, log: BoundLog, failure: PluginFailure) -> None:
+    """Log an unexpected exception with the plugin and the line of code that raised it."""
     frames = traceback.extract_tb(failure.error.__traceback__)
     at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     log.debug("plugin.traceback", exc_info=failure.error)

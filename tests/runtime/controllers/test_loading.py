@@ -13,12 +13,12 @@ from reconciled.config.load import load
 from reconciled.config.manifests import Parser
 from reconciled.core.errors import Invalid
 from reconciled.core.sources import Watcher
-from reconciled.runtime.controllers.factory import spec_reader, watchers_of
+from reconciled.runtime.controllers.factory import build_watchers, spec_reader
 from reconciled.runtime.controllers.loading import (
     LoadedController,
     PreparedConfig,
     prepare,
-    prepared_whole,
+    prepare_valid,
 )
 
 PLUGIN = """
@@ -67,7 +67,7 @@ def test_a_broken_reconciler_stalls_its_controller_alone(tmp_path: Path) -> None
     assert "SystemExit: 3" in found.stalled[1].reason
     assert "its method recover is async" in found.stalled[2].reason
     assert found.problems == ()
-    assert prepared_whole(found.config).ready
+    assert prepare_valid(found.config).ready
 
 
 def test_a_name_that_is_not_found_is_invalid(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_name_that_is_not_found_is_invalid(tmp_path: Path) -> None:
     assert str(problem).startswith(f"{tmp_path}/r.yaml:4:")
     assert "did you mean Good?" in problem.message
     with pytest.raises(Invalid):
-        prepared_whole(found.config)
+        prepare_valid(found.config)
 
 
 def test_two_controllers_with_one_kind_and_directory_are_invalid(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ class Budgeted(ScriptedReconciler):
     [
         (0, ""),
         (60, ""),
-        (61, "may take 1m1s, longer than stop.critical (1m)"),
+        (61, "the critical budget 1m1s exceeds stop.critical (1m)"),
         (7, "budget() failed: TypeError: "),
         (8, "budget() failed: SystemExit: 3"),
         ("x", "spec.value"),
@@ -142,7 +142,7 @@ def test_each_watch_has_its_watcher(tmp_path: Path) -> None:
         "  a: {reconciler: 'mine:Good', watch: [{directory: m}, {every: 10m},"
         " {cron: '0 4 * * *', zone: Europe/Berlin}]}\n",
     )
-    watchers: list[Watcher] = list(watchers_of(found.ready[0], lambda: 60.0))
+    watchers: list[Watcher] = list(build_watchers(found.ready[0], lambda: 60.0))
     assert [(watcher.name, watcher.declares) for watcher in watchers] == [
         (f"directory {tmp_path}/m", True),
         ("every 10m", False),

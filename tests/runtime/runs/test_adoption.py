@@ -324,7 +324,7 @@ async def test_damage_on_the_disk_holds_the_key(
     async with run_restarted(tmp_path, script) as runtime:
         runtime.declare(thing("b"))
         await runtime.wait_all_blocked()
-        assert "how its program ended cannot be told" in held(runtime)
+        assert "cannot read the program's exit record" in held(runtime)
         assert script.calls_for("a") == []
         assert script.calls_for("b") == ["reconcile"]
         check_consistent(runtime)

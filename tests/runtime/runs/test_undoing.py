@@ -139,7 +139,7 @@ async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockCloc
     without = RecoveringReconciler()
     async with run_restarted(tmp_path, without) as runtime:
         await runtime.wait_all_blocked()
-        assert "nothing here can undo it" in hold_of(runtime).reason
+        assert "its reconciler has no undo() any more" in hold_of(runtime).reason
         assert without.ran == []
 
 
