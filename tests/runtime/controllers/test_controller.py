@@ -763,7 +763,9 @@ async def test_c11_a_key_that_asks_for_no_delay_is_slowed(
 # -- invariant 14 ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["done", "failed", "terminal", "loop", "echo", "never"])
+@pytest.mark.parametrize(
+    "ending", ["done", "failed", "terminal", "loop", "self-triggered", "never"]
+)
 async def test_all_state_of_a_removed_key_is_freed(
     tmp_path: Path, autojump_clock: MockClock, ending: str
 ) -> None:
@@ -777,7 +779,7 @@ async def test_all_state_of_a_removed_key_is_freed(
                     pass
             if ending == "loop":
                 return after(0.1)
-            if ending == "echo":
+            if ending == "self-triggered":
                 runtime.declare(thing("a", request.spec.value + 1), thing("b"), thing("c"))
             if ending == "terminal":
                 return terminal("never")
