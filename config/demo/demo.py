@@ -1,7 +1,7 @@
-"""Shows a real daemon at work, in a temporary directory: run it with ``make demo``.
+"""Runs a real daemon in a temporary directory and shows what it does: ``make demo``.
 
-Whatever it says has been looked at: what did not happen in time ends it with a message, the
-daemon's log and exit code 1. The daemons and the directory are gone afterwards either way.
+Every claim that it prints is checked. If one is false, the demo ends with a message, the log of
+the daemon and exit code 1. The daemons and the directory are removed in either case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from killed import Killed
-from telling import PATIENCE, Daemon, NotSo, Scene, content, expect, quote, say, wait_for
+from narration import PATIENCE, ClaimFailed, Daemon, Scene, content, expect, quote, say, wait_for
 
 HERE = Path(__file__).resolve().parent
 PLACEHOLDER = "/tmp/reconciled-demo"  # noqa: S108 - a name in the files, replaced in their copy
@@ -25,14 +25,14 @@ STEPS = 5  # of programs/upgrade
 
 
 class Story(Scene):
-    """Declared, changed, drifted and stopped."""
+    """A manifest is applied, changed, drifts, and the daemon is stopped."""
 
     def __init__(self, directory: Path, parts: Iterator[int]) -> None:
         super().__init__(directory, parts)
         self.site = directory / "site"
 
-    def tell(self) -> None:
-        """All of it. Raises NotSo."""
+    def run_all(self) -> None:
+        """Run all parts. Raises ClaimFailed."""
         daemon = self.declared()
         self.changed(daemon)
         self.drifted()
@@ -41,8 +41,8 @@ class Story(Scene):
         self.planned()
 
     def declared(self) -> Daemon:
-        """What YAML declares is made so."""
-        self.title("A daemon makes true what YAML declares: one file, and one program")
+        """Two manifests are applied."""
+        self.title("The daemon applies what YAML declares: one file, and one program")
         self.show("resources/greeting.yaml", "resources/release.yaml")
         daemon = self.start()
         daemon.line("daemon.ready")
@@ -54,8 +54,8 @@ class Story(Scene):
         return daemon
 
     def changed(self, daemon: Daemon) -> None:
-        """A changed manifest is acted on."""
-        self.title("A manifest changes, and is acted on")
+        """A changed manifest is applied."""
+        self.title("A manifest changes, and the daemon applies the change")
         greeting = self.directory / "resources/greeting.yaml"
         release = self.directory / "resources/release.yaml"
         greeting.write_text(content(greeting).replace("Welcome.", "Welcome to release 1.1."))
@@ -69,24 +69,26 @@ class Story(Scene):
         self.show("site/greeting.txt", "site/release.txt")
 
     def drifted(self) -> None:
-        """What somebody else changed is put right."""
-        self.title("Somebody edits the managed file; at its next look the daemon puts it right")
+        """A change by a third party is reverted."""
+        self.title(
+            "A person edits the managed file; the daemon reverts the change at its next check"
+        )
         path = self.site / "greeting.txt"
         wanted = content(path)
         path.write_text("Bob was here.\n")
         say("  $ echo 'Bob was here.' > site/greeting.txt")
-        wait_for("the file is put right", lambda: content(path) == wanted)
+        wait_for("the change is reverted", lambda: content(path) == wanted)
         self.show("site/greeting.txt")
 
     def stopped(self, daemon: Daemon) -> None:
         """A stop, in the middle of a critical operation."""
-        self.title("SIGTERM, while two programs run: only one of them says that it is critical")
+        self.title("SIGTERM, while two programs run: only one of them is declared critical")
         self.show("later/upgrade.yaml", "later/report.yaml")
         say("  $ mv later/*.yaml resources/")
         for path in (self.directory / "later").iterdir():
             path.rename(self.directory / "resources" / path.name)
         upgrade, report = self.directory / "upgrade.log", self.directory / "report.log"
-        wait_for("the report has begun", lambda: content(report))
+        wait_for("the report has started", lambda: content(report))
         wait_for("the upgrade is at its second step", lambda: "step 2" in content(upgrade))
         self.show("upgrade.log", "report.log")
         say(f"  $ kill -TERM {daemon.process.pid}")
@@ -110,8 +112,8 @@ class Story(Scene):
         expect("the ordinary report was cancelled", holds=cancelled)
 
     def reported(self) -> None:
-        """The report of that stop."""
-        self.title("What outlived the signal, and why the stop took as long as it did")
+        """The report of the stop."""
+        self.title("The stop report: what ran after the signal, and what the stop waited for")
         self.show("state/last-stop.txt")
         report = json.loads(content(self.directory / "state/last-stop.json"))
         fates = {each["key"]: each["fate"] for each in report["stragglers"]}
@@ -121,15 +123,15 @@ class Story(Scene):
         expect("the report names what was interrupted", holds=interrupted)
 
     def planned(self) -> None:
-        """What the next start would do."""
-        self.title("What the next start will do: only what was interrupted")
+        """The plan of the next start."""
+        self.title("The plan of the next start: only what was interrupted")
         planned = self.run("plan", code=1)  # 1: there are changes
         expect("the report is planned", holds="programs/report" in planned)
         expect("the upgrade is not", holds="programs/upgrade" not in planned)
 
 
 def copy(directory: Path) -> None:
-    """Make it ours: nobody else may write what decides what runs."""
+    """Copy the files; only this user may write what decides which programs run."""
     shutil.copytree(
         HERE, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -141,11 +143,11 @@ def copy(directory: Path) -> None:
         path.chmod(path.stat().st_mode & ~0o022)
 
 
-def tell(scene: Story | Killed) -> bool:
-    """Tell it to its end; False when something in it was not so."""
+def run(scene: Story | Killed) -> bool:
+    """Run *scene* to its end. False: a claim was false."""
     try:
-        scene.tell()
-    except NotSo as failure:
+        scene.run_all()
+    except ClaimFailed as failure:
         say(f"\nThe demo FAILED: {failure}")
         if scene.daemon is not None:
             say("The daemon's log:")
@@ -158,13 +160,13 @@ def tell(scene: Story | Killed) -> bool:
 
 
 def main() -> int:
-    """Tell the story; 1 when something in it was not so."""
+    """Run the demo. 1: a claim was false."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="reconciled-demo-") as name:
         directory, parts = Path(name), itertools.count(1)
         say(f"Everything happens in {name}, which is removed afterwards.")
         copy(directory)
-        if not (tell(Story(directory, parts)) and tell(Killed(directory / "deploys", parts))):
+        if not (run(Story(directory, parts)) and run(Killed(directory / "deploys", parts))):
             return 1
     took = time.monotonic() - began
     say(f"\nThat was all, in {took:.0f} s. Each claim above was checked. Next: README.md")

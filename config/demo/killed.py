@@ -1,4 +1,4 @@
-"""The second half of the demo: SIGKILL in the middle of three operations, and what comes of it."""
+"""The second half of the demo: SIGKILL in the middle of three operations, and their recovery."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from telling import PATIENCE, Daemon, Scene, content, expect, quote, say, wait_for
+from narration import PATIENCE, Daemon, Scene, content, expect, quote, say, wait_for
 
 SITES = ("shop", "wiki", "forum")
 PAGES = ("index", "news", "about")
@@ -15,14 +15,14 @@ MAIL = "forum 2.0 is out"
 
 
 class Killed(Scene):
-    """One SIGKILL; one operation rolls forward, one back, and one waits for a person."""
+    """One SIGKILL; one operation is rolled forward, one is rolled back, and one is held."""
 
     def __init__(self, directory: Path, parts: Iterator[int]) -> None:
         super().__init__(directory, parts)
         self.mails = directory / "announced.txt"
 
-    def tell(self) -> None:
-        """All of it. Raises NotSo."""
+    def run_all(self) -> None:
+        """Run all parts. Raises ClaimFailed."""
         for name in SITES:
             old = self.directory / name / "1.0"
             old.mkdir(parents=True)
@@ -32,7 +32,7 @@ class Killed(Scene):
         self.mails.write_text("wiki 1.0 is out\n")
         self.killed()
         daemon = self.recovered()
-        self.settled(daemon)
+        self.resolved(daemon)
 
     def killed(self) -> None:
         """SIGKILL, with three operations half-done."""
@@ -47,7 +47,7 @@ class Killed(Scene):
         wait_for("the forum is announced", lambda: MAIL in content(self.mails))
         for name in ("shop", "wiki"):
             wait_for(f"{name} is half unpacked", (self.directory / name / "2.0/index").exists)
-        say("  Two are half unpacked now, the third waits for an answer to its announcement.")
+        say("  Two sites are half unpacked now; the third waits for an answer to its announcement.")
         say(f"  $ kill -KILL {daemon.process.pid}")
         daemon.process.send_signal(signal.SIGKILL)
         expect("the daemon is dead", holds=daemon.process.wait(PATIENCE) == -signal.SIGKILL)
@@ -59,9 +59,11 @@ class Killed(Scene):
 
     def recovered(self) -> Daemon:
         """The next start: forward, back, held."""
-        self.title("The next start: one goes on, one is undone, one is left to a person")
+        self.title(
+            "The next start: one operation is continued, one is undone, one is held for a person"
+        )
         self.grep("trials:|interrupted:", "reconciled.yaml")
-        say("  And meanwhile somebody takes version 2.0 of the wiki, a trial, back:")
+        say("  Meanwhile a person withdraws version 2.0 of the wiki, which was a trial:")
         trial = self.directory / "trials/wiki.yaml"
         trial.write_text(content(trial).replace("2.0", "1.0"))
         say("  $ sed -i 's/2.0/1.0/' trials/wiki.yaml")
@@ -83,16 +85,16 @@ class Killed(Scene):
         expect("the trial is not", holds=self.announced("wiki") == 0)
         return daemon
 
-    def settled(self, daemon: Daemon) -> None:
-        """A person looks, and decides."""
-        self.title("The third was cut off in a step that must not run twice: nobody guesses")
+    def resolved(self, daemon: Daemon) -> None:
+        """A person checks, and decides."""
+        self.title("The third was interrupted in a step that must not run twice: a person decides")
         listed = self.run("journal", "list")
         held = re.search(r"^(\S+) .* held +sites/forum", listed, re.MULTILINE)
         expect("the forum's operation is held", holds=held is not None)
         assert held is not None
         self.run("journal", "show", held[1])
-        say("  So look: has the forum been announced? It has. One command settles it.")
-        self.run("journal", "resolve", held[1], "--complete", "--why", "it stands in announced.txt")
+        say("  Has the forum been announced? The file shows that it has. One command resolves it.")
+        self.run("journal", "resolve", held[1], "--complete", "--why", "announced.txt has it")
         daemon.line("operation.resolved", "sites/forum")
         self.run("journal", "list")
         expect("it was announced once", holds=self.announced("forum") == 1)
@@ -103,8 +105,8 @@ class Killed(Scene):
         expect("the stop was clean", holds=daemon.process.wait(PATIENCE) == 0)
 
     def sites(self) -> None:
-        """Which version each site shows, and what is there of the new one."""
-        say("  So it looks now:")
+        """The version that each site shows, and the pages of the new one."""
+        say("  The sites now:")
         for name in SITES:
             new = self.directory / name / "2.0"
             pages = " ".join(page for page in PAGES if (new / page).exists())
@@ -113,11 +115,11 @@ class Killed(Scene):
             )
 
     def version(self, name: str) -> str:
-        """The one that the site shows."""
+        """The version that the site shows."""
         return str((self.directory / name / "current").readlink())
 
     def half_done(self, name: str) -> bool:
-        """Whether some pages of the new version are there, and some are not."""
+        """Whether some pages of the new version exist, and some do not."""
         there = [(self.directory / name / "2.0" / page).exists() for page in PAGES]
         return any(there) and not all(there)
 

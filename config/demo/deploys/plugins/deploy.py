@@ -1,4 +1,4 @@
-"""Deploys a site in three steps. It says nothing about interruptions: the defaults decide."""
+"""Deploys a site in three steps. It has no recover(): the defaults decide."""
 
 from functools import partial
 
@@ -20,10 +20,10 @@ class Deploy:
 
 
 class DeployReconciler(Reconciler[Deploy]):
-    """Versions stand side by side below the site; the link ``current`` shows one of them."""
+    """Each version is a directory below the site; the link ``current`` points to one of them."""
 
     async def reconcile(self, request: Request[Deploy]) -> Result:
-        """Look first; what differs is one operation."""
+        """Observe first; what differs is one operation."""
         site, spec = trio.Path(request.base, request.spec.site), request.spec
         if await current(site) == spec.version and await announced(site, spec):
             return done()
@@ -34,7 +34,7 @@ class DeployReconciler(Reconciler[Deploy]):
         return done(f"version {spec.version} is deployed")
 
     async def undo(self, request: Request[Deploy], step: Step) -> None:
-        """Take one step back; safe to repeat."""
+        """Undo one step; safe to repeat."""
         site, version = trio.Path(request.base, request.spec.site), request.spec.version
         if step.name == "unpack":
             if await current(site) == version:
@@ -46,12 +46,12 @@ class DeployReconciler(Reconciler[Deploy]):
 
 
 async def current(site: trio.Path) -> str:
-    """The version that is shown."""
+    """The version to which the link points."""
     return str(await (site / "current").readlink())
 
 
 async def unpack(site: trio.Path, spec: Deploy, old: str) -> None:
-    """All pages, then the link."""
+    """Write all pages, then replace the link."""
     await point(site / "previous", old)
     await (site / spec.version).mkdir(exist_ok=True)
     for page in PAGES:
@@ -61,14 +61,14 @@ async def unpack(site: trio.Path, spec: Deploy, old: str) -> None:
 
 
 async def announce(site: trio.Path, spec: Deploy) -> None:
-    """A mail to everybody, as it were: it must not go out twice."""
+    """Stands for a mail to all customers: it must not be sent twice."""
     async with await (site.parent / "announced.txt").open("a") as mails:
         await mails.write(f"{site.name} {spec.version} is out\n")
-    await trio.sleep(3 if spec.slow == "announce" else 0)  # until the server has said yes
+    await trio.sleep(3 if spec.slow == "announce" else 0)  # until the server has answered
 
 
 async def announced(site: trio.Path, spec: Deploy) -> bool:
-    """Whether it stands there."""
+    """Whether the file has the announcement."""
     mails = site.parent / "announced.txt"
     lines = (await mails.read_text()).splitlines() if await mails.exists() else []
     return f"{site.name} {spec.version} is out" in lines

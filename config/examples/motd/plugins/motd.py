@@ -1,4 +1,4 @@
-"""Keeps the message of the day as it is declared."""
+"""Keeps the message of the day as declared."""
 
 import attrs
 import trio
@@ -8,17 +8,17 @@ from reconciled.api import Change, Reconciler, Request, Result, done, replace_fi
 
 @attrs.frozen
 class Motd:
-    """The spec, and by its name the kind."""
+    """The spec; the name of the class is the kind."""
 
     path: str
     text: str
 
 
 class MotdReconciler(Reconciler[Motd]):
-    """Looks first, and writes only what differs."""
+    """Compares first, and writes only if the file differs."""
 
     async def reconcile(self, request: Request[Motd]) -> Result:
-        """Make it so."""
+        """Write the file if it differs."""
         if await _as_desired(request.spec):
             return done()
         async with (

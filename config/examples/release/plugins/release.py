@@ -1,10 +1,10 @@
-"""Puts a page in place, and announces each version once, wherever it may be killed.
+"""Publishes a page and announces each version exactly once, wherever the daemon is killed.
 
 Three steps, one of each kind:
 
-    read      PURE         what is there now; its data is durable before the next step starts
-    publish   IDEMPOTENT   the new page; may run again, and undo() can take it back
-    announce  ONCE         a line in the news; never runs again unless recover() says so
+    read      PURE         the present page; its data is durable before the next step starts
+    publish   IDEMPOTENT   the new page; may run again, and undo() can undo it
+    announce  ONCE         a line in the news file; runs again only if recover() decides so
 """
 
 import json
@@ -34,15 +34,15 @@ from reconciled.api import (
     temporary_name,
 )
 
-# In the key's memory: the page that publish replaced. Its own new file has one name each time, so
-# that what a kill leaves behind is what the next attempt replaces.
+# In the key's memory: the page that publish replaced. Its temporary file always has this name, so
+# that the next attempt replaces what a kill left behind.
 BEFORE = "before"
 NEW_BEFORE = ".before.reconciled-thenext1"
 
 
 @attrs.frozen
 class Release:
-    """The spec. page and news are absolute."""
+    """The spec. page and news are absolute paths."""
 
     version: str
     text: str
@@ -51,10 +51,10 @@ class Release:
 
 
 class ReleaseReconciler(Reconciler[Release]):
-    """Looks first; what differs is released as one operation."""
+    """Observes first; what differs is released as one operation."""
 
     async def reconcile(self, request: Request[Release]) -> Result:
-        """Make it so. After an interruption this runs again, and steps that are done do not."""
+        """Release the version. After an interruption it runs again, without steps that are done."""
         spec = request.spec
         if await _as_desired(spec):
             return done()
@@ -72,7 +72,7 @@ class ReleaseReconciler(Reconciler[Release]):
         return [Change("release", request.spec.version)]
 
     async def observe(self, request: Request[Release]) -> Observation:
-        """What is there. An OSError goes its way: it means that it cannot be told now."""
+        """The present state. An OSError passes: it counts as unknown."""
         spec = request.spec
         announced = await _announced(spec)
         detail = f"{spec.version} is {'announced' if announced else 'not announced'}"
@@ -80,18 +80,18 @@ class ReleaseReconciler(Reconciler[Release]):
         return Observation(state, detail, {"announced": announced})
 
     def recover(self, interrupted: Interrupted, observation: Observation | None) -> Decision | None:
-        """The news tell whether announce happened, so that nobody has to be asked.
+        """The news file shows whether announce happened, so no person has to decide.
 
-        Only a word of ours lets a ONCE step run again; without one the key would be held.
+        Only a decision of recover() lets a ONCE step run again; otherwise the key is held.
         """
         if interrupted.undoes or observation is None or observation.state is Observed.UNKNOWN:
             return None
         if interrupted.uncertain == "announce" and not observation.data["announced"]:
-            return RollForward("the news do not have it: it was not announced")
+            return RollForward("it is not in the news file: it was not announced")
         return None
 
     async def undo(self, request: Request[Release], step: Step) -> None:
-        """Take one step back. May run again, and for a step that never took effect."""
+        """Undo one step. Safe to repeat, and safe for a step that had no effect."""
         spec = request.spec
         if step.name == "announce" and await _announced(spec):
             await trio.to_thread.run_sync(_append, spec.news, f"withdrawn {spec.version}\n")
@@ -99,7 +99,7 @@ class ReleaseReconciler(Reconciler[Release]):
             plan = json.loads(await trio.Path(request.memory, BEFORE).read_text())
             await remove_temporary(spec.page, plan["temporary"])
             if await _page(spec) != spec.text:
-                return  # ours never came into place, or is gone already
+                return  # the new page was never published, or is undone already
             if plan["page"] is None:
                 await trio.Path(spec.page).unlink()
             else:
@@ -107,16 +107,16 @@ class ReleaseReconciler(Reconciler[Release]):
 
 
 async def _read(spec: Release) -> dict[str, str | None]:
-    """The page as it is, and a name for the new one while it is being written."""
+    """The present page, and the name of the temporary file for the new one."""
     return {"page": await _page(spec), "temporary": temporary_name(spec.page)}
 
 
 async def _publish(request: Request[Release], plan: dict[str, str]) -> None:
     spec = request.spec
     await make_directory(request.memory)
-    # Durable before the page is touched. From the data of read: by now it may be the new page.
+    # Durable before the page is changed. From the data of read: by now it may be the new page.
     await replace_file(BEFORE, json.dumps(plan), root=request.memory, temporary=NEW_BEFORE)
-    # What a kill left of the last attempt.
+    # A kill may have left the temporary file of the last attempt.
     await remove_temporary(spec.page, plan["temporary"])
     await replace_file(spec.page, spec.text, temporary=plan["temporary"])
 
@@ -126,14 +126,14 @@ async def _announce(spec: Release) -> None:
 
 
 def _append(path: str, line: str) -> None:
-    """One line, whole and durable when this returns."""
+    """Append one line; it is whole and durable when this returns."""
     with Path(path).open("a") as news:
         news.write(line)
         news.flush()
         os.fsync(news.fileno())
     directory = os.open(Path(path).parent, os.O_RDONLY)
     try:
-        os.fsync(directory)  # the first line makes the file
+        os.fsync(directory)  # the first line creates the file
     finally:
         os.close(directory)
 
@@ -150,7 +150,7 @@ async def _page(spec: Release) -> str | None:
 
 
 async def _announced(spec: Release) -> bool:
-    """What the last line about this version says."""
+    """Whether the last line about this version announces it."""
     try:
         lines = (await trio.Path(spec.news).read_text()).splitlines()
     except FileNotFoundError:

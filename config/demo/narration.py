@@ -1,4 +1,4 @@
-"""How a story is told: claims are checked, real output is set apart, no wait is endless."""
+"""Output and checks of the demo: claims are checked, real output is indented, waits end."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from typing import Any
 
 COMMAND = str(Path(sys.executable).with_name("reconciled"))
 PATIENCE = 15.0  # seconds for anything that takes one or two
-LOOK_EVERY = 0.02
+POLL_INTERVAL = 0.02
 
 
-class NotSo(Exception):
-    """Something that the demo claims did not happen."""
+class ClaimFailed(Exception):
+    """Something that the demo claims did not happen; str() says what."""
 
 
 def say(text: str = "") -> None:
-    """One line for the reader."""
+    """Print one line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def quote(text: str) -> None:
-    """Real output, set apart from the story."""
+    """Print real output, indented."""
     say(textwrap.indent(text.rstrip("\n"), "    "))
 
 
 def wait_for(what: str, answer: Callable[[], Any]) -> Any:
-    """The first answer that counts as true. Raises NotSo when none comes in time."""
+    """Poll *answer* until it is true, and return it. Raises ClaimFailed after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not (found := answer()):
         if time.monotonic() > deadline:
-            raise NotSo(f"{what}: it did not happen within {PATIENCE:.0f} s")
-        time.sleep(LOOK_EVERY)
+            raise ClaimFailed(f"{what}: it did not happen within {PATIENCE:.0f} s")
+        time.sleep(POLL_INTERVAL)
     return found
 
 
 def expect(what: str, *, holds: bool) -> None:
-    """Raise NotSo unless *what* holds."""
+    """Raise ClaimFailed unless *what* holds."""
     if not holds:
-        raise NotSo(f"{what}: that is not so")
+        raise ClaimFailed(f"{what}: false")
 
 
 def content(path: Path) -> str:
-    """What is in a file; nothing where there is none."""
+    """The text of a file; empty if it does not exist."""
     return path.read_text() if path.exists() else ""
 
 
@@ -57,7 +57,7 @@ class Daemon:
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "daemon.log"
-        self._told = 0  # characters of the log that were looked through
+        self._searched = 0  # characters of the log
         arguments = [COMMAND, "--config", str(directory / "reconciled.yaml"), "run"]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=log)  # noqa: S603 - the program that this is about
@@ -69,7 +69,7 @@ class Daemon:
     def lines(self, *wanted: tuple[str, str]) -> None:
         """Wait for the next line of each event and key, and show them as they came."""
         found = sorted((self._wait(event, key) for event, key in wanted), key=re.Match.start)
-        self._told = found[-1].end()
+        self._searched = found[-1].end()
         for each in found:
             quote(each[1])
 
@@ -77,16 +77,18 @@ class Daemon:
         name = f"{event} of {key}" if key else event
         pattern = rf"^\S+T(\S+ +\w+ +{re.escape(event)} .*{re.escape(key)}\b.*)$"
 
-        def look() -> re.Match[str] | None:
+        def search() -> re.Match[str] | None:
             if self.process.poll() not in (None, 0):
-                raise NotSo(f"{name}: the daemon ended before, with {self.process.returncode}")
-            return re.compile(pattern, re.MULTILINE).search(content(self.log), self._told)
+                raise ClaimFailed(
+                    f"{name}: the daemon ended before, with {self.process.returncode}"
+                )
+            return re.compile(pattern, re.MULTILINE).search(content(self.log), self._searched)
 
-        found: re.Match[str] = wait_for(name, look)
+        found: re.Match[str] = wait_for(name, search)
         return found
 
     def end(self) -> None:
-        """Make sure that it is gone."""
+        """Stop it if it still runs."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -97,7 +99,7 @@ class Daemon:
 
 
 class Scene:
-    """What is told of one daemon in a directory of its own."""
+    """One part of the demo, with one daemon in its own directory."""
 
     def __init__(self, directory: Path, parts: Iterator[int]) -> None:
         self.directory = directory
@@ -109,19 +111,19 @@ class Scene:
         say(f"\n{next(self._parts)}. {text}\n")
 
     def start(self) -> Daemon:
-        """A daemon, in the background."""
+        """Start a daemon in the background."""
         say("  $ reconciled --config reconciled.yaml run &")
         self.daemon = Daemon(self.directory)
         return self.daemon
 
     def show(self, *names: str) -> None:
-        """What a person would see with cat."""
+        """Print files as cat would."""
         for name in names:
             say(f"  $ cat {name}")
             quote(content(self.directory / name))
 
     def grep(self, pattern: str, name: str) -> None:
-        """The lines of a file that match. Raises NotSo without any."""
+        """Print the lines of a file that match. Raises ClaimFailed if none does."""
         lines = content(self.directory / name).splitlines()
         found = [line for line in lines if re.search(pattern, line)]
         expect(f"{name} has {pattern}", holds=bool(found))
@@ -129,7 +131,7 @@ class Scene:
         quote("\n".join(found))
 
     def run(self, *arguments: str, code: int = 0) -> str:
-        """Run a verb that must end with *code*, and show what it says."""
+        """Run a verb that must exit with *code*, and print its output."""
         shown = (f'"{each}"' if " " in each else each for each in arguments)
         say(f"  $ reconciled --config reconciled.yaml {' '.join(shown)}")
         ended = subprocess.run(  # noqa: S603 - the program that this is about
