@@ -1,4 +1,4 @@
-"""Load: one configuration of all files, or all of their problems."""
+"""Loading: one configuration from all files, or all of their problems."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def problems(folder: Path, text: str, environ: dict[str, str] | None = None) -> 
 
 
 def test_the_documented_configuration(tmp_path: Path) -> None:
-    """The example of the documentation is valid, and means what it says."""
+    """The example of the documentation is valid, and has the documented values."""
     result = config(tmp_path, CONTRACT)
     assert result.state == Path("/var/lib/reconciled")
     assert result.stop == StopLimits(drain=20, critical=300, cleanup=5)
@@ -98,7 +98,7 @@ def test_the_documented_configuration(tmp_path: Path) -> None:
 
 
 def test_defaults_are_the_documented_ones(tmp_path: Path) -> None:
-    """What is left out has the value that the example shows."""
+    """An omitted name has the value that the example shows."""
     full = config(tmp_path / "a", CONTRACT)
     short = config(tmp_path / "b", MINIMAL)
     for name in ("log", "stop", "limits", "journal"):
@@ -129,7 +129,7 @@ controllers:
 
 
 def test_moved_lines_are_no_change(tmp_path: Path) -> None:
-    """Controllers that only moved in their file are equal, so that a reload leaves them alone."""
+    """Controllers that only moved in their file are equal: a reload does not restart them."""
     before = config(tmp_path, MINIMAL)
     after = config(tmp_path, "# more\n\n" + MINIMAL + "    concurrency: 4\n")
     assert before == after
@@ -157,7 +157,7 @@ def test_moved_lines_are_no_change(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_the_daemon(tmp_path: Path, text: str, expected: str) -> None:
-    """A fault in a section is told at its key or value, with what to write instead."""
+    """A fault in a section is reported at its key or value, with what to write instead."""
     (message,) = problems(tmp_path, text + MINIMAL, {"STATE_DIRECTORY": "/x"})
     assert expected in message
 
@@ -183,7 +183,7 @@ def test_faults_of_the_daemon(tmp_path: Path, text: str, expected: str) -> None:
     ],
 )
 def test_faults_of_a_controller(tmp_path: Path, line: str, expected: str) -> None:
-    """A fault in a controller is told at its key or value."""
+    """A fault in a controller is reported at its key or value."""
     text = MINIMAL.lstrip() + f"    {line}\n"
     (message,) = problems(tmp_path, text)
     assert expected in message
@@ -219,14 +219,14 @@ def test_faults_of_a_watch(tmp_path: Path, watch: str, expected: str) -> None:
 
 
 def test_controller_names(tmp_path: Path) -> None:
-    """A controller's name becomes the first part of keys, so nothing but a DNS label is one."""
+    """The name of a controller is the first part of its keys, so it must be a DNS label."""
     for name in ("Site", "a/b", "a.b", "-a", "a" * 64, '""'):
         (message,) = problems(tmp_path, MINIMAL.replace("site", name))
         assert "is not a controller name" in message
 
 
 def test_c13_all_problems_of_all_files(tmp_path: Path) -> None:
-    """A syntax error in one file does not hide the faults of the others; nothing is half loaded."""
+    """A syntax error in one file does not hide the faults of the others; nothing is loaded."""
     write(tmp_path / "conf.d/a.yaml", "controllers:\n  a: {watch: []}\n")
     write(tmp_path / "conf.d/b.yaml", "controllers: {\n")
     write(tmp_path / "conf.d/c.yaml", MINIMAL)
@@ -242,8 +242,8 @@ def test_c13_all_problems_of_all_files(tmp_path: Path) -> None:
     ]
 
 
-def test_conf_d_is_included_where_nothing_is_said(tmp_path: Path) -> None:
-    """Without ``include`` the files of conf.d are taken; ``[]`` leaves them out."""
+def test_conf_d_is_included_by_default(tmp_path: Path) -> None:
+    """Without ``include`` the files of conf.d are included; with ``[]`` they are not."""
     (tmp_path / "conf.d").mkdir()
     write(tmp_path / "conf.d" / "more.yaml", "log: {level: warning}\n")
     assert config(tmp_path, MINIMAL).log.level == "warning"
@@ -251,7 +251,7 @@ def test_conf_d_is_included_where_nothing_is_said(tmp_path: Path) -> None:
 
 
 def test_included_files_are_one_configuration(tmp_path: Path) -> None:
-    """Sections and controllers may stand in any file, and paths start at their own file."""
+    """Sections and controllers may be in any file, and paths start at their own file."""
     write(tmp_path / "conf.d/a.yaml", "log: {level: debug}\nplugins: {directories: [p]}\n")
     write(tmp_path / "conf.d/b.yaml", MINIMAL.replace("site", "b").replace("state: /var/lib/x", ""))
     result = config(tmp_path, "include: [conf.d/*.yaml, conf.d/a.yaml, none/*.yaml]\n" + MINIMAL)
@@ -264,8 +264,8 @@ def test_included_files_are_one_configuration(tmp_path: Path) -> None:
     assert [file.name for file in result.files] == ["c.yaml", "a.yaml", "b.yaml"]
 
 
-def test_given_in_two_files(tmp_path: Path) -> None:
-    """A name that two files give is an error that names both places: no order decides."""
+def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    """A name that two files set is an error with both locations: no file overrides another."""
     write(tmp_path / "d.yaml", "log: {}\n" + MINIMAL)
     found = problems(tmp_path, "include: [d.yaml]\nlog: {}\n" + MINIMAL)
     assert [message.split(": ", 1)[0] for message in found] == [
@@ -278,7 +278,7 @@ def test_given_in_two_files(tmp_path: Path) -> None:
 
 
 def test_included_files_include_nothing(tmp_path: Path) -> None:
-    """Includes are one level deep, so that they never run in circles."""
+    """Includes are one level deep, so that they cannot be circular."""
     write(tmp_path / "d.yaml", "include: [c.yaml]\n")
     (message,) = problems(tmp_path, "include: [d.yaml]\n" + MINIMAL)
     assert message.startswith("d.yaml:1:1: include is valid in the main file only")
@@ -295,13 +295,13 @@ def test_included_files_include_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_c14_files_without_configuration(tmp_path: Path, text: str, expected: str) -> None:
-    """A file that says nothing is a fault, never an empty configuration."""
+    """A file without content is a fault, never an empty configuration."""
     (message,) = problems(tmp_path, text, {"STATE_DIRECTORY": "/x"})
     assert expected in message
 
 
 def test_state(tmp_path: Path) -> None:
-    """The state is what is written, else $STATE_DIRECTORY (its first), else invalid."""
+    """The state directory is the written one, else the first of $STATE_DIRECTORY, else a fault."""
     text = MINIMAL.replace("state: /var/lib/x", "")
     environ = {"STATE_DIRECTORY": "/a:/b", "RUNTIME_DIRECTORY": "/run/x"}
     assert config(tmp_path, MINIMAL, environ).state == Path("/var/lib/x")
@@ -314,8 +314,8 @@ def test_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "state", "./x:/y", ":/y"])
-def test_a_directory_of_the_manager_is_absolute(tmp_path: Path, value: str) -> None:
-    """A variable that names no absolute path is refused where it counts, and by its name."""
+def test_a_directory_variable_must_be_absolute(tmp_path: Path, value: str) -> None:
+    """A variable that is not an absolute path is refused by name, if it is needed."""
     text = MINIMAL.replace("state: /var/lib/x", "")
     (message,) = problems(tmp_path, text, {"STATE_DIRECTORY": value})
     assert message == f"$STATE_DIRECTORY:1:1: is {value!r}: write an absolute path, or unset it"
@@ -327,16 +327,16 @@ def test_a_directory_of_the_manager_is_absolute(tmp_path: Path, value: str) -> N
 
 
 def test_the_configuration_of_a_relative_directory_is_refused() -> None:
-    """$CONFIGURATION_DIRECTORY that is no absolute path is told, and nothing is read."""
+    """A $CONFIGURATION_DIRECTORY that is not an absolute path is a fault, and nothing is read."""
     path = find_config(None, {"CONFIGURATION_DIRECTORY": "conf:/etc"})
     with pytest.raises(Invalid, match=r"\$CONFIGURATION_DIRECTORY:1:1: is 'conf': write an abs"):
         load(path, {})
 
 
-def test_what_may_not_be_listed_is_not_empty(
+def test_a_directory_that_cannot_be_listed_is_not_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that is there and may not be listed is a problem: it is not without files."""
+    """A directory that exists and cannot be listed is a problem: it may have files."""
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "plugins").mkdir()
     monkeypatch.setattr(os, "scandir", _denied)
@@ -351,13 +351,13 @@ def _denied(path: Path) -> None:
 
 
 def test_relative_paths_start_at_their_file(tmp_path: Path) -> None:
-    """State and socket may be relative, and never depend on where the daemon was started."""
+    """State and socket may be relative, and do not depend on the working directory."""
     text = MINIMAL.replace("/var/lib/x", "../state") + "control: {socket: run/s}\n"
     result = config(tmp_path / "etc", text)
     assert (result.state, result.control) == (tmp_path / "state", tmp_path / "etc/run/s")
 
 
-def test_no_controllers_is_valid_and_said(tmp_path: Path) -> None:
+def test_a_configuration_without_controllers_is_valid_with_a_warning(tmp_path: Path) -> None:
     """A daemon without controllers may run, with one warning."""
     (warning,) = loaded(tmp_path, "state: /x\n").warnings
     assert "no controllers" in warning.message
@@ -365,8 +365,8 @@ def test_no_controllers_is_valid_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "who"), [(0o664, "its group"), (0o646, "all users")])
-def test_refuses_what_others_can_write(tmp_path: Path, mode: int, who: str) -> None:
-    """Configuration and plugin directories that others can write are refused, with the cure."""
+def test_files_that_other_users_can_write_are_refused(tmp_path: Path, mode: int, who: str) -> None:
+    """Configuration and plugin directories that others can write are refused, with the remedy."""
     path = write(tmp_path / "c.yaml", MINIMAL)
     path.chmod(mode)
     with pytest.raises(Invalid, match=rf"1:1: can be written by {who}: chmod go-w {path}$"):
@@ -380,7 +380,7 @@ def test_refuses_what_others_can_write(tmp_path: Path, mode: int, who: str) -> N
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    """What is missing or no regular file is one message, and a FIFO never blocks."""
+    """A file that is missing or not regular is one message, and a FIFO does not block."""
     for path, words in ((tmp_path / "gone", "No such file"), (tmp_path, "not a regular file")):
         with pytest.raises(Invalid, match=words) as caught:
             load(path, {})
@@ -390,8 +390,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
         load(tmp_path / "fifo", {})
 
 
-def test_a_missing_plugin_directory_is_said(tmp_path: Path) -> None:
-    """A plugin directory that does not exist is a warning at its place."""
+def test_a_missing_plugin_directory_is_a_warning(tmp_path: Path) -> None:
+    """A plugin directory that does not exist is a warning at its location."""
     text = "plugins: {directories: [gone]}\n" + MINIMAL
     (warning,) = loaded(tmp_path, text).warnings
     assert str(warning).startswith(f"{tmp_path}/c.yaml:1:25: plugins.directories[0]: ")
@@ -421,7 +421,7 @@ SECONDS = st.integers(1, 86_400_000).map(lambda ms: ms / 1000)
     name=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True),
     interrupted=st.sampled_from(["roll-forward", "roll-back", "hold"]),
 )
-def test_a_valid_configuration_comes_back(  # noqa: PLR0917 - hypothesis hands in by name
+def test_a_valid_configuration_round_trips(  # noqa: PLR0917 - hypothesis hands in by name
     tmp_path: Path,
     drain: float,
     more: float,

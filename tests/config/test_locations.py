@@ -1,4 +1,4 @@
-"""Rules of finding state directory and socket where the configuration need not be valid."""
+"""Finding state directory and socket with a configuration that need not be valid."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def written(directory: Path, text: str, name: str = "reconciled.yaml") -> Path:
     ],
 )
 def test_the_configured_directory_comes_first(tmp_path: Path, text: str) -> None:
-    """What the configuration says comes before $STATE_DIRECTORY, as for the daemon."""
+    """The configuration comes before $STATE_DIRECTORY, as in the daemon."""
     assert find_state(written(tmp_path, text), {"STATE_DIRECTORY": "/e"}) == Path("/s/x")
 
 
-def test_it_is_what_the_daemon_takes(tmp_path: Path) -> None:
-    """For a valid configuration it is the daemon's own answer, wherever and however it stands."""
+def test_the_state_directory_is_that_of_the_daemon(tmp_path: Path) -> None:
+    """For a valid configuration it is what the daemon uses, in whatever file and form."""
     written(tmp_path, "state: ../up/./state\n", "more/one.yaml")
     main = written(tmp_path, VALID + "include: [more/*.yaml]\n")
     assert find_state(main, {}) == load(main, {}).config.state == tmp_path / "up/state"
@@ -58,28 +58,28 @@ def test_it_is_what_the_daemon_takes(tmp_path: Path) -> None:
         "state:\n",
     ],
 )
-def test_what_names_no_directory(tmp_path: Path, text: str) -> None:
-    """A comment, a name further in, no value: then $STATE_DIRECTORY counts, the first of it."""
+def test_without_a_configured_directory_the_environment_counts(tmp_path: Path, text: str) -> None:
+    """With a comment, a nested key, or no value, the first of $STATE_DIRECTORY counts."""
     main = written(tmp_path, text)
     assert find_state(main, {"STATE_DIRECTORY": "/e:/f"}) == Path("/e")
     assert find_state(main, {}) is None
 
 
-def test_a_mistake_hides_nothing_before_it(tmp_path: Path) -> None:
-    """A configuration that no daemon would take still says where the state is."""
+def test_the_part_before_a_syntax_error_counts(tmp_path: Path) -> None:
+    """A configuration that the daemon would refuse still gives the state directory."""
     main = written(tmp_path, "state: /s/x\nunknown: 1\ncontrollers: [\n")
     assert find_state(main, {"STATE_DIRECTORY": "/e"}) == Path("/s/x")
 
 
 def test_unreadable_configuration(tmp_path: Path) -> None:
-    """No file, a directory in its place: the environment counts."""
+    """If the file is missing or is a directory, the environment counts."""
     assert find_state(tmp_path / "none.yaml", {"STATE_DIRECTORY": "/e"}) == Path("/e")
     assert find_state(tmp_path, {}) is None
 
 
 @pytest.mark.processes
-def test_the_parser_is_left_alone(tmp_path: Path) -> None:
-    """Where nothing names state or socket, no parser is imported: that takes half the time."""
+def test_the_parser_is_imported_only_when_needed(tmp_path: Path) -> None:
+    """If no file names state or socket, the parser is not imported: it takes half the time."""
     main = written(tmp_path, "# state: /x\n# control: {socket: /x}\n" + VALID)
     script = (
         "import sys; from pathlib import Path; from reconciled.config.locations import *;"
@@ -104,14 +104,14 @@ def test_the_parser_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_the_configured_socket_comes_first(tmp_path: Path, text: str) -> None:
-    """What the configuration says comes before every default, though it may not be valid."""
+    """The configuration comes before every default, even if it is invalid."""
     main = written(tmp_path / "s", text)
     found = find_socket(main, {"RUNTIME_DIRECTORY": "/r", "STATE_DIRECTORY": "/e"})
     assert found == (tmp_path / "x" if ".." in text else Path("/s/x"))
 
 
-def test_the_socket_is_the_daemons(tmp_path: Path) -> None:
-    """For a valid configuration it is the daemon's own answer, wherever that stands."""
+def test_the_socket_is_that_of_the_daemon(tmp_path: Path) -> None:
+    """For a valid configuration it is what the daemon uses, in whatever file."""
     written(tmp_path, "control: {socket: s}\n", "conf.d/a.yaml")
     main = written(tmp_path, VALID + "state: state\n")
     assert find_socket(main, {}) == load(main, {}).config.control == tmp_path / "conf.d/s"
@@ -144,8 +144,8 @@ def test_a_person_finds_the_socket_of_the_service(
         assert find_socket(written(tmp_path / other, VALID), {}) is None
 
 
-def test_a_socket_that_was_moved_in_the_configuration_alone(tmp_path: Path) -> None:
-    """The daemon still listens where it did: it is found there, and can say so."""
+def test_a_changed_socket_still_finds_the_running_daemon(tmp_path: Path) -> None:
+    """The daemon still listens on its old socket: it is found there, and can report the change."""
     (tmp_path / "control.sock").touch()
     main = written(tmp_path, f"state: {tmp_path}\ncontrol: {{socket: new}}\n" + VALID)
     assert find_socket(main, {}) == tmp_path / "control.sock"
@@ -153,10 +153,10 @@ def test_a_socket_that_was_moved_in_the_configuration_alone(tmp_path: Path) -> N
     assert find_socket(main, {}) == tmp_path / "new"
 
 
-def test_a_socket_that_may_not_be_looked_at(
+def test_a_socket_that_cannot_be_seen_counts_as_present(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one has no right to look one may be there: whoever connects is told."""
+    """Without permission to see it, the socket counts as present: connecting reports the error."""
 
     def stat(path: Path, **_: object) -> None:
         raise PermissionError if path == tmp_path / "closed/control.sock" else FileNotFoundError
@@ -168,8 +168,8 @@ def test_a_socket_that_may_not_be_looked_at(
 
 
 @pytest.mark.parametrize("name", ["x" * 300, '"a\\0b"'])
-def test_a_socket_that_cannot_be(tmp_path: Path, name: str) -> None:
-    """A name that is none is no fault here: the daemon itself says what is wrong with it."""
+def test_an_invalid_socket_path_is_not_refused(tmp_path: Path, name: str) -> None:
+    """An invalid path is not a fault here: the daemon reports what is wrong with it."""
     main = written(tmp_path, f"control: {{socket: {name}}}\ninclude: [{name}]\n" + VALID)
     found = find_socket(main, {})
     assert found is not None

@@ -1,4 +1,4 @@
-"""Manifests: what is no manifest is told, and harms only itself."""
+"""Manifests: an invalid one is reported, and affects only itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parse(text: str) -> tuple[list[Manifest], list[str]]:
 
 
 def test_a_manifest() -> None:
-    """All that a manifest says is kept, with the place where it begins."""
+    """All that a manifest declares is kept, with its location."""
     text = """# about it
 apiVersion: reconciled/v1
 kind: Exec
@@ -39,7 +39,7 @@ spec: {apply: [./x], n: 1.5}
 
 
 def test_fingerprint_is_of_kind_and_spec_alone() -> None:
-    """A changed label, a comment or another order of keys is no change of the resource."""
+    """A changed label, a comment or another order of keys does not change the resource."""
     (one, two) = (
         parse("kind: K\nmetadata: {name: a}\nspec: {a: 1, b: 2}")[0][0],
         parse("# x\nkind: K\nmetadata: {name: a, labels: {l: x}}\nspec: {b: 2, a: 1}")[0][0],
@@ -48,8 +48,8 @@ def test_fingerprint_is_of_kind_and_spec_alone() -> None:
     assert one.fingerprint == two.fingerprint != other.fingerprint
 
 
-def test_small() -> None:
-    """Manifests share what is equal in thousands of them: kinds, namespaces, no labels."""
+def test_manifests_share_equal_parts() -> None:
+    """Manifests share the objects that are equal in thousands of them: kinds, namespaces."""
     text = "kind: Exec\nmetadata: {name: NAME, namespace: web}\nspec: {}\n"
     (one,), (two,) = parse(text.replace("NAME", "a"))[0], parse(text.replace("NAME", "b"))[0]
     assert one.kind is two.kind
@@ -82,7 +82,7 @@ def test_small() -> None:
         (GOOD.replace("kind: Exec", "kind: a/b"), "'a/b' is not a kind"),
     ],
 )
-def test_c10_what_is_no_manifest_is_told(text: str, expected: str) -> None:
+def test_c10_an_invalid_manifest_is_a_problem(text: str, expected: str) -> None:
     """An empty file, a misspelt key or a bad name is one problem, and declares nothing."""
     manifests, (message,) = parse(text)
     assert manifests == []
@@ -91,13 +91,13 @@ def test_c10_what_is_no_manifest_is_told(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["# only this\n", "---\n", "---\n# a\n---\n# b\n"])
 def test_comments_declare_nothing(text: str) -> None:
-    """A file with only comments is a good file that declares nothing."""
+    """A file with only comments is valid and declares nothing."""
     assert parse(text) == ([], [])
 
 
 @pytest.mark.parametrize("bad", ["kind: Exec\n", "a: [", "x: no", "- 5", "a:\n\tb: c"])
-def test_c13_good_documents_beside_a_bad_one(bad: str) -> None:
-    """The good documents of a file are given along with the problems of the bad one."""
+def test_c13_valid_documents_beside_an_invalid_one(bad: str) -> None:
+    """The valid documents of a file are returned with the problems of the invalid one."""
     text = GOOD + "---\n" + bad + "\n---\n" + GOOD.replace("site", "after")
     manifests, messages = parse(text)
     assert [manifest.name for manifest in manifests] == ["site", "after"]
@@ -105,7 +105,7 @@ def test_c13_good_documents_beside_a_bad_one(bad: str) -> None:
 
 
 def test_one_key_twice() -> None:
-    """Two documents with one key are both named, and neither is given."""
+    """Two documents with one key are both reported, and neither is returned."""
     text = GOOD + "---\n" + GOOD.replace("site", "other") + "---\n" + GOOD
     manifests, (message,) = parse(text)
     assert [manifest.name for manifest in manifests] == ["other"]
@@ -113,7 +113,7 @@ def test_one_key_twice() -> None:
 
 
 def test_one_name_in_two_kinds_or_namespaces() -> None:
-    """Kind and namespace tell resources of one name apart."""
+    """Kind and namespace distinguish resources of one name."""
     text = GOOD + "---\n" + GOOD.replace("Exec", "File")
     text += "---\n" + GOOD.replace("site", "site, namespace: x")
     manifests, messages = parse(text)

@@ -1,4 +1,4 @@
-"""References: what a configuration says with its plugins, and with this version, in view."""
+"""References: checks of a configuration whose plugins are loaded."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def config(folder: Path) -> Config:
     return load(path, {}).config
 
 
-def test_two_takers_of_one_kind_in_one_directory(tmp_path: Path) -> None:
-    """Two controllers that take one kind from one directory are told, both with their places."""
+def test_two_controllers_with_one_kind_and_directory_are_refused(tmp_path: Path) -> None:
+    """Two controllers that take one kind from one directory are reported, with both locations."""
     (problem,) = check_references(config(tmp_path), {"a": "Exec", "b": "Exec"})
     assert str(problem.origin) == f"{tmp_path}/c.yaml:10:26"
     assert f"controllers a ({tmp_path}/c.yaml:6:13) and b both take Exec" in problem.message

@@ -1,4 +1,4 @@
-"""Plugins: found by name, loaded anew, and their faults kept to themselves (C15)."""
+"""Plugins: found by name, loaded again at each reload, and their faults contained (C15)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MotdReconciler(Reconciler[Motd]):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A plugin directory that nobody else can write; its modules are forgotten afterwards."""
+    """A plugin directory that no other user can write; its modules are unloaded afterwards."""
     directory = tmp_path / "plugins"
     directory.mkdir(mode=0o755)
     yield directory
@@ -66,14 +66,14 @@ def broken(folder: Path, text: str) -> PluginBroken:
 
 
 def test_built_in() -> None:
-    """The reconcilers that come along are found by name and say what they take."""
+    """The built-in reconcilers are found by name, with their kinds."""
     loaded = loading.load(find_reconciler("exec"))
     assert (loaded.name, loaded.kind, loaded.spec_class.__name__) == ("exec", "Exec", "Exec")
     assert loading.load(find_reconciler("file")).kind == "File"
 
 
 def test_built_in_without_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking for a built-in one scans no installed packages, which would delay every start."""
+    """A built-in reconciler is found without a scan of installed packages."""
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
     find_reconciler("exec")
     find_reconciler("file")
@@ -105,8 +105,8 @@ def test_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         find_reconciler("modt")
 
 
-def test_c13_a_reload_reads_the_file_of_now(folder: Path) -> None:
-    """Each load is a module of its own: the new class is the new file's, the old one lives on."""
+def test_c13_a_reload_reads_the_current_file(folder: Path) -> None:
+    """Each load makes a separate module: the new class is of the new file, the old one remains."""
     old = plugin(folder, MOTD)
     new = plugin(folder, MOTD.replace("VERSION 1", "VERSION 2"))
     assert old.spec_class("/x").text == "VERSION 1"
@@ -128,16 +128,16 @@ def test_c13_a_reload_reads_the_file_of_now(folder: Path) -> None:
         (":X", "write FILE:CLASS"),
     ],
 )
-def test_c13_a_name_that_leads_nowhere(folder: Path, name: str, words: str) -> None:
-    """An unknown name is NotFound, with the one that was probably meant; nothing is imported."""
+def test_c13_an_unknown_name_is_not_found(folder: Path, name: str, words: str) -> None:
+    """An unknown name is PluginNotFound, with the closest name; nothing is imported."""
     (folder / "motd.py").write_text("raise SystemExit(3)")
     with pytest.raises(PluginNotFound) as caught:
         find_reconciler(name, [folder])
     assert words in str(caught.value)
 
 
-def test_a_class_that_is_not_there(folder: Path) -> None:
-    """A class that the file lacks is NotFound, as a misspelt name is."""
+def test_a_missing_class_is_not_found(folder: Path) -> None:
+    """A class that the file does not define is PluginNotFound, with the closest name."""
     with pytest.raises(
         PluginNotFound, match=r"no class MotdReconcilr: did you mean MotdReconciler\?"
     ):
@@ -145,13 +145,13 @@ def test_a_class_that_is_not_there(folder: Path) -> None:
 
 
 def test_without_directories() -> None:
-    """A file's name without any plugin directory says which setting is missing."""
+    """FILE:CLASS without a plugin directory is refused with the setting that is missing."""
     with pytest.raises(PluginNotFound, match=r"set plugins\.directories, which is empty"):
         find_reconciler("motd:X")
 
 
 def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
-    """No directory comes before another: one name in two of them is an error naming both."""
+    """One file name in two plugin directories is an error that names both."""
     (folder / "motd.py").touch()
     (tmp_path / "motd.py").touch()
     with pytest.raises(PluginNotFound, match="two plugin directories"):
@@ -174,7 +174,7 @@ def test_a_file_in_two_directories(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_c15_what_an_import_raises(folder: Path, line: str, reason: str) -> None:
-    """Whatever an import raises is Broken, with the line in the plugin's own file."""
+    """Whatever an import raises is PluginBroken, with the line in the plugin's own file."""
     error = broken(folder, "# first line\n" + line)
     assert reason in error.reason
     assert error.origin.file == str(folder / "motd.py")
@@ -196,7 +196,7 @@ def test_c15_what_an_import_raises(folder: Path, line: str, reason: str) -> None
         (MOTD + "    Options = dict\n", "its Options is not an attrs class: put"),
     ],
 )
-def test_c15_garbage(folder: Path, text: str, reason: str) -> None:
+def test_c15_a_class_that_breaks_the_contract(folder: Path, text: str, reason: str) -> None:
     """A class that breaks the contract is PluginBroken at its line, with what to write."""
     error = broken(folder, text)
     assert error.reason.startswith(reason)
@@ -207,15 +207,15 @@ def test_c15_garbage(folder: Path, text: str, reason: str) -> None:
 
 
 def test_spec_of_a_base_class_and_by_name(folder: Path) -> None:
-    """The spec may be named by a base class, or as text."""
+    """The spec class may be given by a base class, or as a string."""
     text = MOTD + "class Child(MotdReconciler):\n    kind = 'Other'\n"
     text = text.replace("Reconciler[Motd])", "Reconciler['Motd'])")
     loaded = plugin(folder, text, "Child")
     assert (loaded.kind, loaded.spec_class.__name__) == ("Other", "Motd")
 
 
-def test_c15_signals_are_as_before(folder: Path) -> None:
-    """An import that changes how signals are handled is undone, and said, even when it fails."""
+def test_c15_signal_handling_is_restored(folder: Path) -> None:
+    """Changes of signal handling by an import are undone and reported, even if it fails."""
     text = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -257,8 +257,8 @@ def test_loading_in_a_thread(folder: Path) -> None:
     assert [loaded.kind for loaded in found] == ["Motd"]
 
 
-def test_refuses_what_others_can_write(folder: Path) -> None:
-    """Code that others can write is never run, nor is code in a directory of that kind."""
+def test_files_that_other_users_can_write_are_refused(folder: Path) -> None:
+    """Code that other users can write is never run, nor is code in such a directory."""
     path = folder / "motd.py"
     path.write_text("raise AssertionError('was run')")
     for changed, mode in ((path, 0o666), (folder, 0o777)):
@@ -270,8 +270,8 @@ def test_refuses_what_others_can_write(folder: Path) -> None:
             loading.load(find_reconciler("motd:X", [folder]))
 
 
-def test_specs_are_validated_at_their_place(folder: Path) -> None:
-    """Problems of a spec come with line and column; other kinds are left alone."""
+def test_specs_are_validated_at_their_location(folder: Path) -> None:
+    """Problems of a spec have line and column; manifests of other kinds are not checked."""
     loaded = plugin(folder, MOTD)
     text = b"""kind: Motd
 metadata: {name: a}
@@ -291,7 +291,7 @@ spec: {anything: 1}
 
 
 def test_spec_of_a_manifest(folder: Path) -> None:
-    """A manifest's spec is read as the plugin's class; a fault is told at the manifest."""
+    """The spec of a manifest is structured as the plugin's class; a fault is at the manifest."""
     loaded = plugin(folder, MOTD)
     text = b"\n\nkind: Motd\nmetadata: {name: a}\nspec: {path: /x}\n"
     ((manifest,), _) = Parser().parse(text, "f")
@@ -370,7 +370,7 @@ def test_c15_a_spec_that_ends_the_process(folder: Path) -> None:
 
 
 def test_options(folder: Path, tmp_path: Path) -> None:
-    """Options are read as the plugin's class, strictly, with every fault at its place."""
+    """Options are read as the plugin's class, strictly, with every fault at its location."""
     text = MOTD + "    @attrs.frozen\n    class Options:\n        root: str = '/'\n"
     configuration = tmp_path / "c.yaml"
 
@@ -393,8 +393,8 @@ def test_options(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_c15_the_process_lives_on(folder: Path) -> None:
-    """A process that loads a plugin which exits at import goes on and ends as it wants."""
+def test_c15_the_process_survives_a_plugin_that_exits(folder: Path) -> None:
+    """A process that loads a plugin which exits at import is not ended by it."""
     (folder / "motd.py").write_text("import sys; sys.exit(3)")
     (folder / "motd.py").chmod(0o644)
     program = (

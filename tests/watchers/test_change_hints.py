@@ -30,7 +30,7 @@ def queue_limit() -> int:
 
 
 async def test_an_overflow_is_a_hint(watched: Path) -> None:
-    """Although only events of no interest were kept, what was lost may be of interest (C08)."""
+    """The events that an overflow dropped may be relevant, even if those kept are not (C08)."""
     logs = [watched / "one.log", watched / "two.log"]
     for log in logs:
         log.touch()
@@ -43,8 +43,8 @@ async def test_an_overflow_is_a_hint(watched: Path) -> None:
         assert not await hints.take_pending()
 
 
-async def test_the_directory_that_was_is_not_watched(tmp_path: Path, watched: Path) -> None:
-    """After a link leads elsewhere, what happens at its old end is no hint."""
+async def test_the_former_target_of_a_link_is_not_watched(tmp_path: Path, watched: Path) -> None:
+    """After a link has a new target, changes in the old one give no hints."""
     other, link, following = tmp_path / "other", tmp_path / "link", tmp_path / "following"
     other.mkdir()
     link.symlink_to(watched)
@@ -60,10 +60,10 @@ async def test_the_directory_that_was_is_not_watched(tmp_path: Path, watched: Pa
         assert await hints.take_pending()
 
 
-async def test_a_burst_ends_with_quiet_or_in_time(
+async def test_debounce_ends_without_hints_or_at_its_limit(
     watched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waiting for quiet lasts while hints come, and no longer than a burst may."""
+    """Debouncing lasts while hints come, and no longer than MAX_DEBOUNCE."""
     monkeypatch.setattr(change_hints, "DEBOUNCE", 0.2)
     monkeypatch.setattr(change_hints, "MAX_DEBOUNCE", 1.0)
     with Hints(watched) as hints:
@@ -86,8 +86,8 @@ async def keep_touching(path: Path) -> None:
         await trio.sleep(0.01)
 
 
-async def test_waiting_ends_at_its_time(watched: Path) -> None:
-    """Without a hint the wait ends after its seconds, and says that none came."""
+async def test_a_wait_ends_after_its_seconds(watched: Path) -> None:
+    """Without a hint, the wait ends after its seconds and returns False."""
     with Hints(watched) as hints:
         hints.subscribe()
         assert not await hints.wait(0.01)
@@ -95,8 +95,10 @@ async def test_waiting_ends_at_its_time(watched: Path) -> None:
         assert await hints.wait(SOON)
 
 
-def test_watches_that_ran_out_are_said(watched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has no watch left, the fault says what to raise, and goes when it has."""
+def test_exhausted_inotify_watches_are_reported(
+    watched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the kernel has no watch left, the fault says what to raise; it ends when one is free."""
 
     def refused(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")

@@ -122,7 +122,7 @@ async def watching(
 
 
 def put(path: Path, text: str) -> None:
-    """Write *path* as an editor does: beside it, then over it."""
+    """Write *path* as an editor does: a new file, renamed over it."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text)
     beside.rename(path)
@@ -163,7 +163,7 @@ def manifests(tmp_path: Path) -> Path:
     return path
 
 
-async def test_files_come_change_and_go(manifests: Path) -> None:
+async def test_files_are_created_changed_and_removed(manifests: Path) -> None:
     """New, rewritten, renamed and deleted files are each seen at once."""
     (manifests / "a.yaml").write_text("a 1")
     async with watching(manifests) as reports:
@@ -182,7 +182,7 @@ async def test_files_come_change_and_go(manifests: Path) -> None:
 
 
 async def test_only_manifests_are_read(manifests: Path) -> None:
-    """Hidden files, editors' droppings and folders below are not read."""
+    """Hidden files, backups of editors and subdirectories are not read."""
     for name in (".a.yaml", "4913", ".a.yaml.swp", "a.yaml~", "#a.yaml#", "a.yaml.bak", "a.json"):
         (manifests / name).write_text("x 1")
     (manifests / "below").mkdir()
@@ -195,7 +195,7 @@ async def test_only_manifests_are_read(manifests: Path) -> None:
 
 
 async def test_a_change_during_the_listing_is_not_lost(manifests: Path) -> None:
-    """What changes between the listing and its report is listed again first (C08 case 1)."""
+    """After a change between listing and report, the directory is listed again (C08 case 1)."""
     (manifests / "a.yaml").write_text("a 1")
     written: list[bool] = []
 
@@ -210,8 +210,8 @@ async def test_a_change_during_the_listing_is_not_lost(manifests: Path) -> None:
     assert len(reports.all) == 1
 
 
-async def test_a_directory_that_never_rests_is_not_complete(manifests: Path) -> None:
-    """Under steady changes what is there is applied, and nothing is known to be gone."""
+async def test_a_directory_under_steady_changes_is_not_complete(manifests: Path) -> None:
+    """Under steady changes, the present documents are reported, and none as removed."""
     (manifests / "a.yaml").write_text("a 1")
     resting = threading.Event()
 
@@ -238,7 +238,9 @@ async def test_a_burst_is_one_report(manifests: Path) -> None:
         assert len(reports.all) <= 3
 
 
-async def test_a_writer_is_given_time(manifests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_is_read_after_its_writer_has_finished(
+    manifests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that is created and filled within a burst is read when it is filled."""
     monkeypatch.setattr(change_hints, "DEBOUNCE", 1.0)
     monkeypatch.setattr(change_hints, "MAX_DEBOUNCE", 4.0)
@@ -252,7 +254,9 @@ async def test_a_writer_is_given_time(manifests: Path, monkeypatch: pytest.Monke
     assert parse.calls == {"a.yaml": 1}
 
 
-async def test_no_news_is_not_reported(manifests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unchanged_directory_is_reported_once(
+    manifests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However often an unchanged directory is listed, it is reported once."""
     monkeypatch.setattr(directory_module, "RELIST", 0.01)
     (manifests / "a.yaml").write_text("a 1")
@@ -273,12 +277,12 @@ async def test_no_news_is_not_reported(manifests: Path, monkeypatch: pytest.Monk
 
 
 async def test_the_queue_may_overflow(manifests: Path) -> None:
-    """More events than the kernel keeps end in the state of a fresh list (C08)."""
+    """After more events than the kernel queues, the report is a fresh listing (C08)."""
     (manifests / "a.yaml").write_text("a 1")
     events = queue_limit()
     async with watching(manifests) as reports:
         await reports.declare(a="1")
-        # The loop does not turn meanwhile, so that nobody reads the queue. The last file's own
+        # The event loop does not run meanwhile, so the queue is not read. The last file's own
         # event is the one that is lost.
         for _ in range(events // 4 + 1):
             (manifests / "a.yaml").rename(manifests / "b.yaml")
@@ -288,8 +292,8 @@ async def test_the_queue_may_overflow(manifests: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_any_history_ends_in_a_fresh_list(manifests: Path, seed: int) -> None:
-    """After random writes, renames, deletions and swaps the report is a fresh list (C08)."""
+async def test_after_any_history_the_report_is_a_fresh_listing(manifests: Path, seed: int) -> None:
+    """After random writes, renames, deletions and swaps the report is a fresh listing (C08)."""
     chance = random.Random(seed)
     async with watching(manifests) as reports:
         for turn in range(400):
@@ -304,7 +308,7 @@ async def test_any_history_ends_in_a_fresh_list(manifests: Path, seed: int) -> N
 
 
 def disturb(directory: Path, chance: random.Random, turn: int) -> None:
-    """Do one thing that people and programs do to *directory*; keys stay with one file."""
+    """Do one random change to *directory*; each key remains in one file."""
     name = chance.choice("abcdef")
     file, parked = directory / f"{name}.yaml", directory / f"{name}.parked"
     text = f"{name} {turn % 3}\n{name}{name} {turn % 2}"
@@ -327,7 +331,7 @@ def disturb(directory: Path, chance: random.Random, turn: int) -> None:
 
 
 async def test_unchanged_files_are_not_parsed_again(manifests: Path) -> None:
-    """Of many files only the one that changed is parsed, and no news is not reported."""
+    """Only a file that changed is parsed, and an unchanged directory is not reported."""
     for name in "abc":
         (manifests / f"{name}.yaml").write_text(f"{name} 1")
     parse = Lines()
@@ -343,8 +347,8 @@ async def test_unchanged_files_are_not_parsed_again(manifests: Path) -> None:
     assert len(reports.all) == len(set(map(str, reports.all)))
 
 
-async def test_a_bad_file_keeps_its_last_good_documents(manifests: Path) -> None:
-    """While a file is faulty its good documents count, the others stay, and all is incomplete."""
+async def test_an_invalid_file_keeps_its_last_good_documents(manifests: Path) -> None:
+    """A file with a fault keeps its last good documents, and the directory is incomplete."""
     (manifests / "a.yaml").write_text("a 1\nb 1")
     (manifests / "z.yaml").write_text("z 1")
     async with watching(manifests) as reports:
@@ -357,8 +361,8 @@ async def test_a_bad_file_keeps_its_last_good_documents(manifests: Path) -> None
         await reports.declare(a="3")
 
 
-async def test_a_file_that_was_never_good_makes_it_incomplete(manifests: Path) -> None:
-    """A fault in a new file is as much unknown as one in an old file (C10 case 3)."""
+async def test_a_new_invalid_file_makes_the_directory_incomplete(manifests: Path) -> None:
+    """A fault in a new file counts like one in an old file (C10 case 3)."""
     (manifests / "a.yaml").write_text("!")
     (manifests / "b.yaml").write_text("b 1")
     async with watching(manifests) as reports:
@@ -393,7 +397,7 @@ async def test_files_that_cannot_be_read_are_named(manifests: Path) -> None:
     ]
 
 
-async def test_a_name_that_is_no_text_is_shown_as_text(manifests: Path) -> None:
+async def test_a_file_name_that_is_not_utf8_is_shown_as_text(manifests: Path) -> None:
     """A file name that is not UTF-8 can be put into a log line."""
     name = os.fsdecode(b"caf\xe9.yaml")
     (manifests / name).write_text("!")
@@ -403,7 +407,7 @@ async def test_a_name_that_is_no_text_is_shown_as_text(manifests: Path) -> None:
 
 
 async def test_two_documents_with_one_key_are_both_named(manifests: Path) -> None:
-    """The last good one stays until one of the two goes."""
+    """The last good one is kept until one of the two is removed."""
     (manifests / "a.yaml").write_text("a 1")
     async with watching(manifests) as reports:
         await reports.declare(a="1")
@@ -417,7 +421,7 @@ async def test_two_documents_with_one_key_are_both_named(manifests: Path) -> Non
 
 
 async def test_two_documents_with_one_key_at_the_start(manifests: Path) -> None:
-    """Without a last good one neither counts; in one file it is the same."""
+    """Without a last good one neither counts, also if both are in one file."""
     (manifests / "a.yaml").write_text("a 1\nc 1\nc 2")
     (manifests / "b.yaml").write_text("a 2\nb 1")
     async with watching(manifests) as reports:
@@ -426,8 +430,8 @@ async def test_two_documents_with_one_key_at_the_start(manifests: Path) -> None:
         assert len(report.problems) == 4
 
 
-async def test_a_half_written_file_deletes_nothing(manifests: Path) -> None:
-    """A file that loses documents is believed only once its writer has left it alone."""
+async def test_a_half_written_file_removes_nothing(manifests: Path) -> None:
+    """A file that lost documents counts only after STABLE_AFTER seconds without a write."""
     (manifests / "a.yaml").write_text("a 1\nb 1\nc 1")
     async with watching(manifests) as reports:
         await reports.declare(a="1", b="1", c="1")
@@ -452,7 +456,7 @@ async def test_a_half_written_file_deletes_nothing(manifests: Path) -> None:
 
 
 async def test_a_mounted_configmap_is_swapped_as_a_whole(manifests: Path) -> None:
-    """The ..data link that leads to a new directory of files is followed at once."""
+    """A new target of the ..data link is listed at once."""
     for version in ("1", "2"):
         (manifests / f"..{version}").mkdir()
         (manifests / f"..{version}" / "a.yaml").write_text(f"a {version}")
@@ -485,7 +489,7 @@ async def test_a_linked_directory_is_swapped(tmp_path: Path) -> None:
 
 
 async def test_missing_is_not_empty(manifests: Path) -> None:
-    """A directory that goes is Unavailable, and is read again when it returns (C10 case 5)."""
+    """A removed directory is Unavailable, and is read again when it returns (C10 case 5)."""
     (manifests / "a.yaml").write_text("a 1")
     async with watching(manifests) as reports:
         await reports.declare(a="1")
@@ -502,8 +506,8 @@ async def test_missing_is_not_empty(manifests: Path) -> None:
     assert not [r for r in reports.all if isinstance(r, Snapshot) and not r.manifests]
 
 
-async def test_missing_with_its_parents_at_the_start(tmp_path: Path) -> None:
-    """What is missing from the start is awaited, its parents included."""
+async def test_a_directory_missing_with_its_parents_is_awaited(tmp_path: Path) -> None:
+    """A directory that is missing at the start is awaited, with its parents."""
     path = tmp_path / "x" / "y"
     async with watching(path) as reports:
         await reports.unavailable("is missing")
@@ -513,7 +517,7 @@ async def test_missing_with_its_parents_at_the_start(tmp_path: Path) -> None:
 
 
 async def test_empty_in_place_of_another_is_not_empty(manifests: Path) -> None:
-    """Deleted and made anew, an empty directory is Unavailable; a comment's file confirms it."""
+    """An empty directory in place of another is Unavailable; a file with a comment confirms it."""
     (manifests / "a.yaml").write_text("a 1")
     async with watching(manifests) as reports:
         before = await reports.declare(a="1")
@@ -524,8 +528,8 @@ async def test_empty_in_place_of_another_is_not_empty(manifests: Path) -> None:
         assert after.identity != before.identity
 
 
-async def test_empty_by_its_owner_is_empty(manifests: Path) -> None:
-    """The last file deleted from the same directory leaves a complete empty list (C10 case 2)."""
+async def test_an_emptied_directory_is_empty(manifests: Path) -> None:
+    """Removing the last file of the same directory gives a complete empty report (C10 case 2)."""
     (manifests / "a.yaml").write_text("a 1")
     async with watching(manifests) as reports:
         identity = (await reports.declare(a="1")).identity
@@ -533,8 +537,8 @@ async def test_empty_by_its_owner_is_empty(manifests: Path) -> None:
         assert (await reports.declare()).identity == identity
 
 
-async def test_what_an_earlier_process_saw_counts(manifests: Path) -> None:
-    """At the start, too, empty is believed of the remembered directory only (C10 case 5)."""
+async def test_the_identity_of_an_earlier_process_counts(manifests: Path) -> None:
+    """At the start, too, only the stored directory may be empty (C10 case 5)."""
     async with watching(manifests) as reports:
         identity = (await reports.declare()).identity
     async with watching(manifests, remembered=identity) as reports:
@@ -588,7 +592,7 @@ async def test_a_stalled_file_system_blocks_nothing(
 async def test_without_inotify_the_full_listing_remains(
     manifests: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no inotify is left that is said, and changes are found by listing."""
+    """Without inotify there is a problem that says so, and changes are found by listing."""
 
     def refused(**_options: object) -> None:
         raise OSError(24, "Too many open files")
@@ -605,7 +609,7 @@ async def test_without_inotify_the_full_listing_remains(
 async def test_a_change_without_a_hint_is_found_by_the_full_listing(
     manifests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link's target elsewhere gives no hint, and is seen at the next full listing."""
+    """A change of a link's target in another directory is found by the next full listing."""
     monkeypatch.setattr(directory_module, "RELIST", 0.1)
     (tmp_path / "target").write_text("a 1")
     (manifests / "a.yaml").symlink_to(tmp_path / "target")
@@ -615,7 +619,7 @@ async def test_a_change_without_a_hint_is_found_by_the_full_listing(
         await reports.declare(a="2")
 
 
-async def test_reading_is_no_change(manifests: Path) -> None:
+async def test_listing_and_reading_give_no_hints(manifests: Path) -> None:
     """The watcher's own listing and reading give no hints, so it does not wake itself (C11)."""
     (manifests / "a.yaml").write_text("a 1")
     parse = Lines()
@@ -626,8 +630,8 @@ async def test_reading_is_no_change(manifests: Path) -> None:
         assert not await hints.take_pending()
 
 
-async def test_what_concerns_no_manifest_is_no_hint(manifests: Path) -> None:
-    """Writing to another file, or beside the directory, wakes nobody."""
+async def test_changes_of_other_files_give_no_hints(manifests: Path) -> None:
+    """Writing another file, in the directory or beside it, does not wake the watcher."""
     log = manifests / "daemon.log"
     log.write_text("1")
     with Hints(manifests) as hints:
@@ -640,7 +644,7 @@ async def test_what_concerns_no_manifest_is_no_hint(manifests: Path) -> None:
 
 
 def test_its_name_is_stable() -> None:
-    """The name is made of what the configuration says, and the text shows counts."""
+    """The name consists of the configured path, and the repr shows counts."""
     watcher = DirectoryWatcher(Path("/etc/x"), Lines())
     assert watcher.name == "directory /etc/x"
     assert watcher.declares

@@ -35,8 +35,8 @@ def values(documents: Documents) -> dict[str, int]:
     return {name: m.spec["value"] for (_kind, _space, name), m in documents.good.items()}
 
 
-def test_an_old_bad_file_keeps_its_last_good_documents() -> None:
-    """For as long as a file is faulty, and through several faults, what it lost stays."""
+def test_a_file_that_remains_invalid_keeps_its_last_good_documents() -> None:
+    """While a file has faults, however many in a row, the documents that it lost are kept."""
     documents = after(
         {"a": read("a", x=1, y=1)}, {"a": read("a", bad=True, x=2)}, {"a": read("a", bad=True)}
     )
@@ -47,8 +47,8 @@ def test_an_old_bad_file_keeps_its_last_good_documents() -> None:
     assert documents.complete
 
 
-def test_the_last_good_of_two_stays() -> None:
-    """What was good before a key was declared twice stays, whichever file changes meanwhile."""
+def test_the_last_good_of_two_is_kept() -> None:
+    """The document from before a key was declared twice is kept, whichever file changes."""
     one, two = read("a", x=1), read("b", x=2)
     documents = after({"b": two}, {"a": one, "b": two}, {"a": one, "b": read("b", x=3)})
     assert values(documents) == {"x": 2}
@@ -56,15 +56,15 @@ def test_the_last_good_of_two_stays() -> None:
     assert values(documents.updated({"a": one}, NOW, torn=False)) == {"x": 1}
 
 
-def test_nothing_new_is_the_same_value() -> None:
-    """The same files give the same documents, without work."""
+def test_unchanged_files_give_the_same_value() -> None:
+    """The same files give the same object."""
     files = {"a": read("a", x=1)}
     documents = after(files)
     assert documents.updated(dict(files), NOW, torn=False) is documents
 
 
-def test_a_torn_listing_forgets_nothing() -> None:
-    """A file that a torn listing lacks keeps its last good documents for when it returns bad."""
+def test_a_torn_listing_keeps_last_good_documents() -> None:
+    """A file that a torn listing lacks keeps its last good documents until it returns."""
     documents = after({"a": read("a", x=1)}).updated({}, NOW, torn=True)
     assert values(documents) == {}
     assert not documents.complete
@@ -73,8 +73,8 @@ def test_a_torn_listing_forgets_nothing() -> None:
     assert documents.updated({}, NOW, torn=False).complete
 
 
-def test_what_was_lost_just_now_may_come_again() -> None:
-    """Documents stay until the file that lost them has rested; then they are gone."""
+def test_documents_lost_just_now_are_kept() -> None:
+    """Lost documents are kept until the file has not been written for STABLE_AFTER seconds."""
     recent = {"a": read("a", modified=NOW - STABLE_AFTER / 2, x=1)}
     documents = after({"a": read("a", x=1, y=1)}, recent)
     assert values(documents) == {"x": 1, "y": 1}
@@ -84,8 +84,8 @@ def test_what_was_lost_just_now_may_come_again() -> None:
     assert documents.complete
 
 
-def test_a_time_in_the_future_is_no_recent_one() -> None:
-    """A file dated to the future does not stay unsettled until then."""
+def test_a_modification_time_in_the_future_is_not_recent() -> None:
+    """A file with a modification time in the future does not stay unstable until then."""
     documents = after({"a": read("a", x=1)}, {"a": read("a", modified=NOW + 1e6)})
     assert documents.complete
     assert values(documents) == {}

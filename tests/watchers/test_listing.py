@@ -25,7 +25,7 @@ def names(listing: Listing) -> list[str]:
 def test_a_fresh_file_is_not_known_by_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written within the grain of time is read again, even with an equal status (C08)."""
+    """A file written within the timestamp granularity is read again, whatever its status (C08)."""
     monkeypatch.setattr(listing_module, "_signature", lambda _status: (1, 2, 3, 4, 5))
     (tmp_path / "a.yaml").write_text("one")
     first = read_listing(tmp_path, {}, parse)
@@ -36,7 +36,7 @@ def test_a_fresh_file_is_not_known_by_its_status(
 def test_an_old_file_is_known_by_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has rested is not opened again until its status changes."""
+    """A file with an older status is not opened again until the status changes."""
     monkeypatch.setattr(listing_module, "_TIMESTAMP_GRANULARITY_NS", -(10**12))
     (tmp_path / "a.yaml").write_text("one")
     first = read_listing(tmp_path, {}, parse)
@@ -47,7 +47,7 @@ def test_an_old_file_is_known_by_its_status(
 
 
 def test_equal_bytes_are_not_parsed_again(tmp_path: Path) -> None:
-    """A fresh file that is read again and says the same keeps its manifests."""
+    """A file that is read again with the same content keeps its manifests."""
     (tmp_path / "a.yaml").write_text("one")
     first = read_listing(tmp_path, {}, parse)
     second = read_listing(tmp_path, first.files, parse)
@@ -62,10 +62,10 @@ def test_another_device_is_not_read(tmp_path: Path) -> None:
         read_listing(tmp_path, {}, parse, device + 1)
 
 
-def test_a_file_that_goes_while_it_is_listed_makes_it_torn(
+def test_a_file_that_vanishes_during_the_listing_makes_it_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that was listed and is gone may have another name that was not listed."""
+    """A file that vanished during the listing may have a new name that was not listed."""
     (tmp_path / "a.yaml").write_text("one")
     assert not read_listing(tmp_path, {}, parse).torn
     read = listing_module._Reader._read

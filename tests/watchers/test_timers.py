@@ -1,4 +1,4 @@
-"""Watchers that wake by time, on a virtual clock."""
+"""Timers, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START = datetime(2026, 3, 1, 3, 50, tzinfo=UTC)
 
 @attrs.define(eq=False)
 class Wall:
-    """A wall clock that goes with trio's, and can be set."""
+    """A wall clock that runs with trio's clock, and can be set."""
 
     began: float
     offset: timedelta = timedelta(0)
@@ -39,7 +39,7 @@ class Wall:
 
 @attrs.define(eq=False)
 class Ticks:
-    """When ticks came, in seconds of virtual time."""
+    """The times of ticks, in seconds of virtual time."""
 
     began: float
     times: list[float] = attrs.field(factory=list)
@@ -71,7 +71,7 @@ async def test_jitter_is_drawn_from_the_given_chance(autojump_clock: MockClock) 
     assert rows[0] != rows[1]
 
 
-async def test_a_blocked_loop_costs_ticks_not_order(mock_clock: MockClock) -> None:
+async def test_ticks_missed_by_a_blocked_loop_are_one_tick(mock_clock: MockClock) -> None:
     """Several grid points that passed at once are one tick, and the next keeps to the grid."""
     ticks = Ticks(trio.current_time())
     async with trio.open_nursery() as nursery:
@@ -135,8 +135,8 @@ async def test_a_corrected_clock_repeats_no_tick(autojump_clock: MockClock) -> N
     assert ticks.times == [600]
 
 
-async def test_steps_are_the_only_wakeups(autojump_clock: MockClock) -> None:
-    """An idle timer looks at the clock once a step."""
+async def test_an_idle_timer_wakes_once_per_poll_interval(autojump_clock: MockClock) -> None:
+    """An idle timer reads the clock once per POLL_INTERVAL."""
     began = autojump_clock.current_time()
     wall, looks = Wall(began), []
 
@@ -150,7 +150,7 @@ async def test_steps_are_the_only_wakeups(autojump_clock: MockClock) -> None:
 
 
 def test_names() -> None:
-    """Names say what the configuration says; a timer declares nothing."""
+    """Names show the configured time; a timer declares nothing."""
     every = EveryWatcher(Every(600), random.Random(1))
     cron = CronWatcher(Cron("0 4 * * *", ZoneInfo("Europe/Berlin")))
     assert (every.name, every.declares) == ("every 10m", False)
@@ -158,7 +158,7 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["Europe/Berln", "../etc/passwd", "", "Europe"])
-def test_a_zone_that_is_none_is_refused(name: str) -> None:
+def test_an_unknown_zone_is_refused(name: str) -> None:
     """A wrong zone is an error that shows what to write."""
     with pytest.raises(ValueError, match="write one like Europe/Berlin"):
         find_zone(name)

@@ -1,4 +1,4 @@
-"""Structure: strict types, all faults at once, each where it was written."""
+"""Structuring: strict types, all faults at once, each at its location."""
 
 from __future__ import annotations
 
@@ -142,13 +142,13 @@ def test_reads(kind: Any, text: str, value: object) -> None:
         (threading_lock := type("Lock", (), {}), "x", "cannot be read as Lock"),
     ],
 )
-def test_coerces_nothing(kind: Any, text: str, words: str) -> None:
-    """What is not of the declared type is refused in one message that says what to write."""
+def test_nothing_is_coerced(kind: Any, text: str, words: str) -> None:
+    """A value of another type is refused in one message that says what to write."""
     assert words in fault_of(kind, text)
 
 
 def test_secrets_stay_out_of_messages() -> None:
-    """A text that stands in the wrong place is not quoted: it may be a secret."""
+    """A text where none is valid is not quoted: it may be a secret."""
     assert "hunter2" not in fault_of(int, "hunter2")
     assert "hunter2" not in fault_of(list[str], "hunter2")
     for written in ("hunter2", "[hunter2]", '"hunter2"'):
@@ -157,8 +157,8 @@ def test_secrets_stay_out_of_messages() -> None:
     assert "hunter/2" not in fault_of(Secret, "{credential: hunter/2}")
 
 
-def test_all_faults_at_once_at_their_places() -> None:
-    """Every fault of nested data comes in one go, with the line and column of key or value."""
+def test_all_faults_are_reported_at_once() -> None:
+    """All faults of nested data are reported at once, with line and column of key or value."""
 
     @attrs.frozen
     class Outer:
@@ -190,8 +190,8 @@ list_of:
     ]
 
 
-def test_validators_speak_all_at_once() -> None:
-    """What validators find comes along with all other faults, and with each other's."""
+def test_all_validators_are_reported_at_once() -> None:
+    """The faults of all validators are reported together with all other faults."""
 
     @attrs.frozen
     class Spec:
@@ -214,7 +214,7 @@ def test_a_misspelt_key_is_one_fault() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, SystemExit, KeyboardInterrupt, Exception])
 def test_what_a_class_raises_is_a_fault_of_the_value(error: type[BaseException]) -> None:
-    """Validators are anybody's code: whatever they raise is a problem of that one value (C15)."""
+    """Validators may be plugin code: what they raise is a problem of that value alone (C15)."""
 
     @attrs.frozen
     class Spec:
@@ -228,7 +228,7 @@ def test_what_a_class_raises_is_a_fault_of_the_value(error: type[BaseException])
 
 
 def test_a_validator_of_attrs_is_placed_at_its_field() -> None:
-    """The validators that attrs ships name their attribute, so that its place is told."""
+    """The validators of attrs name their attribute, so the fault is at its field."""
 
     @attrs.frozen
     class Spec:
@@ -239,8 +239,8 @@ def test_a_validator_of_attrs_is_placed_at_its_field() -> None:
         structure(Spec, document.data, document.positions)
 
 
-def test_a_structurer_keeps_classes_of_one_name_apart() -> None:
-    """After a reload an old and a new class of one name are read each as itself."""
+def test_classes_of_the_same_name_are_structured_separately() -> None:
+    """After a reload, an old and a new class of the same name are both structured correctly."""
     structurer = Structurer()
     old = attrs.make_class("Spec", {"a": attrs.field(type=int)})
     new = attrs.make_class("Spec", {"b": attrs.field(type=int)})
@@ -250,7 +250,7 @@ def test_a_structurer_keeps_classes_of_one_name_apart() -> None:
 
 
 @given(st.integers(0, 366 * 86_400_000))
-def test_durations_come_back(milliseconds: int) -> None:
+def test_durations_round_trip(milliseconds: int) -> None:
     """A duration that is written is read as the same number of seconds, to the millisecond."""
     seconds = read(Seconds, format_duration(milliseconds / 1000))
     assert round(seconds * 1000) == milliseconds
@@ -258,7 +258,7 @@ def test_durations_come_back(milliseconds: int) -> None:
 
 @given(st.text("0123456789.msh%d -+e", max_size=8))
 def test_durations_and_shares_need_their_unit(text: str) -> None:
-    """Nothing is a share without %, and nothing with a sign, an exponent or a space."""
+    """A share needs a %, and has no sign, exponent or space."""
     try:
         share = parse_share(text)
     except ValueError:

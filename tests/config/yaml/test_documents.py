@@ -1,4 +1,4 @@
-"""Documents: strict YAML within limits, every fault at its place (C14)."""
+"""Documents: strict YAML within limits, every fault at its location (C14)."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_c14_one_message_with_place_and_remedy(data: bytes, place: str, words: l
 
 
 @pytest.mark.parametrize("text", ["y", "n", "Norway", "none", "2026-01-31", "1.2.3", "0o", "-"])
-def test_c14_text_that_all_readers_take_for_text(text: str) -> None:
-    """Words that only look special stay text; a date is text because 1.2 knows no dates."""
+def test_c14_text_for_every_yaml_reader_is_text(text: str) -> None:
+    """Words that only look special are text; a date is text because YAML 1.2 has no dates."""
     assert only(f"[{text}x, {text}]".encode() if text == "-" else f"a: {text}".encode()) in (
         {"a": text},
         ["-x", "-"],
@@ -125,13 +125,13 @@ def test_c14_only_true_and_false_are_booleans() -> None:
     ids=["BOM", "CRLF"],
 )
 def test_c14_bom_and_crlf_change_nothing(data: bytes) -> None:
-    """A file that an editor saved with a byte order mark or CRLF means what it shows."""
+    """A byte order mark and CRLF, as editors write them, do not change the content."""
     assert only(data) == {"a": "x", "b": "1\n2\n"}
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"# nothing\n"])
 def test_c14_empty_file_has_no_documents(data: bytes) -> None:
-    """A file without content has no documents: what that means is for its reader to say."""
+    """A file without content has no documents; the caller decides what that means."""
     assert read_documents(data, "f.yaml") == ([], [])
 
 
@@ -155,7 +155,7 @@ def test_c14_empty_file_has_no_documents(data: bytes) -> None:
     ids=lambda data: repr(data[:12]),
 )
 def test_c14_limits(data: bytes) -> None:
-    """Bombs and huge files end in one short message, soon: it takes 0.1 s."""
+    """Bombs and huge files give one short message, within 0.1 s."""
     before = time.process_time()
     (message,) = faults(data)
     assert time.process_time() - before < 5.0
@@ -185,20 +185,20 @@ def test_c14_memory(data: bytes) -> None:
 
 
 def test_just_within_the_limits() -> None:
-    """The limits are what they say: a file that reaches and does not pass them is read."""
+    """A file that reaches a limit and does not exceed it is read."""
     assert faults(b"- a\n" * (MAX_NODES - 2)) == []
     assert faults(b"- " * (MAX_DEPTH - 1) + b"[a]") == []
     assert faults(b"a: '" + b"x" * (MAX_BYTES - 5) + b"'") == []
 
 
 def test_all_problems_at_once() -> None:
-    """Every fault of a file is told in one go, in the order of their places."""
+    """All faults of a file are reported at once, in order of their locations."""
     found = faults(b"a: no\nb: 0755\n---\nc: [\n---\nd: yes\n")
     assert [message.split(":")[1] for message in found] == ["1", "2", "5", "6"]
 
 
-def test_not_endless_problems() -> None:
-    """A file full of faults says so and stops."""
+def test_the_number_of_problems_is_limited() -> None:
+    """A file with too many faults is reported as such, and reading stops."""
     found = faults(b"- no\n" * 100_000)
     assert len(found) == MAX_PROBLEMS + 1
     assert "further problems are not shown" in found[-1]
@@ -207,8 +207,8 @@ def test_not_endless_problems() -> None:
 @pytest.mark.parametrize(
     "bad", [b"a: [1", b"a: 'x", b"a: b: c", b"a: no", b"%FOO", b"a:\n\tb", b"a: &x [*x]", b"?\t- ]"]
 )
-def test_a_broken_document_costs_only_itself(bad: bytes) -> None:
-    """Documents before and after a broken one are read, with their right places."""
+def test_a_broken_document_affects_only_itself(bad: bytes) -> None:
+    """Documents before and after a broken one are read, with correct locations."""
     line = 6 + bad.count(b"\n")
     documents, problems = read_documents(b"a: 1\n---\n" + bad + b"\n---\nb: 2\nc: 3\n", "f")
     good = [document for document in documents if document.data in ({"a": 1}, {"b": 2, "c": 3})]
@@ -217,7 +217,7 @@ def test_a_broken_document_costs_only_itself(bad: bytes) -> None:
     assert problems
 
 
-def test_anchors_end_with_their_document() -> None:
+def test_anchors_are_limited_to_their_document() -> None:
     """An alias never reaches into another document."""
     assert "no anchor &x" in faults(b"a: &x 1\n---\nb: *x\n")[0]
 
@@ -239,7 +239,7 @@ quoted: {"<<": x}
 
 
 def test_positions_are_exact() -> None:
-    """Keys, values, elements and merged keys answer with the line and column they stand at."""
+    """Keys, values, elements and merged keys have the line and column at which they are written."""
     data = "ä: 1\nb:\n  - x\n  - {c:   d}\ne: &e {f: g}\nh: {<<: *e}\n".encode()
     ((document,), _) = read_documents(data, "f")
     positions = document.positions
@@ -269,8 +269,8 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_json_is_read_as_it_is(value: object) -> None:
-    """Whatever JSON says is read as the same data: strictness refuses spellings, not data."""
+def test_json_is_read_as_the_same_data(value: object) -> None:
+    """JSON is read as the same data: strictness refuses notations, not data."""
     assert only(json.dumps(value, ensure_ascii=False).encode()) == value
 
 
@@ -278,7 +278,7 @@ def test_json_is_read_as_it_is(value: object) -> None:
     st.binary(max_size=200) | st.text("abc:-[]{}&*<!|>'\"%@? \t\n#", max_size=80).map(str.encode)
 )
 def test_never_raises(data: bytes) -> None:
-    """No content of a file raises: it is documents and problems."""
+    """Any content gives documents and problems, and raises nothing."""
     documents, problems = read_documents(data, "f")
     assert all(problem.origin.line >= 1 and problem.message for problem in problems)
     assert all(document.positions.file == "f" for document in documents)
