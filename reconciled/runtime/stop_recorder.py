@@ -1,7 +1,7 @@
-"""What happened during the stop, kept while it happens, for the report at its end.
+"""Records a stop while it happens, for the report at its end.
 
-Every run that outlives the signal is named, with its stage, its age and where it stood. The
-last resort reads this from its thread: every method works without the loop.
+Each run that is still active when the stop begins is named, with its stage, its age and its
+innermost frames. The last resort calls report() from its thread, with the loop blocked.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from reconciled.observe.task_tree import frames_of
 from reconciled.programs.children import RemainingProcess
 from reconciled.stop import Stop, Work
 
-# Where a run stands costs 20 µs each: of so many it is looked up when ordinary work ends.
-LOOKED_AT = 100
-# Runs are kept up to here; the rest is counted by their keys alone.
-NAMED = 2000
+# Frames cost 20 µs for each run: they are read for this many when ordinary work is cancelled.
+MAX_WITH_FRAMES = 100
+# Runs that are recorded one by one; of the others only the key is recorded.
+MAX_NAMED = 2000
 
 
 @attrs.define(eq=False)
 class StopRecorder:
-    """Listens to the daemon's stop; report() may be called at any time."""
+    """Observes the daemon's stop; report() may be called at any time."""
 
     stop: Stop
-    # What the signal handler saw first, and when; set by the daemon.
+    # The signal that began the stop; set by Shutdown.
     signal: int | None = attrs.field(default=None, init=False)
     not_served: int = attrs.field(default=0, init=False)
     _began: dt.datetime | None = attrs.field(default=None, init=False)
     _began_at: float = attrs.field(default=0.0, init=False)  # monotonic
     _running: set[Work] = attrs.field(factory=set, init=False)
-    _where: dict[Work, tuple[str, ...]] = attrs.field(factory=dict, init=False)
+    _frames: dict[Work, tuple[str, ...]] = attrs.field(factory=dict, init=False)
     _ended: list[Straggler] = attrs.field(factory=list, init=False)
     _interrupted: set[str] = attrs.field(factory=set, init=False)
     _critical_finished: int = attrs.field(default=0, init=False)
@@ -54,27 +54,27 @@ class StopRecorder:
         self.stop.registry.on_work_ended = self._on_work_ended
 
     def record_signal(self, number: int, at: float) -> None:
-        """The handler saw signal *number* at *at* (monotonic); a loop that hangs never says so."""
+        """Record signal *number*, received at *at* (monotonic), which a hung loop cannot handle."""
         if self._began is None:
             self.signal = number
             self._began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=time.monotonic() - at)
             self._began_at = at
 
     def record_interrupted(self, key: str) -> None:
-        """The run of *key* did not get to its end."""
+        """The run of *key* was interrupted."""
         self._interrupted.add(key)
 
     def _reached(self, stage: Stage) -> None:
         if stage is Stage.DRAINING:
-            # From the instant, which may be a while ago if the loop was busy.
+            # From the request, which is earlier than now if the loop was busy.
             waited = max(0.0, trio.current_time() - self.stop.began_at)
             self._began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=waited)
             self._began_at = time.monotonic() - waited
             self._running = set(self.stop.all_works())
             return
         works = sorted(self.stop.all_works(), key=lambda work: not work.sections)
-        for work in works[:LOOKED_AT]:
-            self._where[work] = tuple(frames_of(work.task))
+        for work in works[:MAX_WITH_FRAMES]:
+            self._frames[work] = tuple(frames_of(work.task))
 
     def _on_work_ended(self, work: Work) -> None:
         stage = self.stop.stage
@@ -82,47 +82,46 @@ class StopRecorder:
         if section is not None and work.cut is None:
             self._critical_finished += 1
         if work.cut is not None:
-            fate = StopOutcome.CUT
+            outcome = StopOutcome.CUT
         elif stage >= Stage.STOPPING and section is None:
-            fate = StopOutcome.CANCELLED
+            outcome = StopOutcome.CANCELLED
         else:
-            fate = StopOutcome.FINISHED
-        if len(self._ended) < NAMED:
-            self._ended.append(self._straggler(work, stage, fate))
+            outcome = StopOutcome.FINISHED
+        if len(self._ended) < MAX_NAMED:
+            self._ended.append(self._straggler(work, stage, outcome))
         self._running.discard(work)
-        self._where.pop(work, None)
+        self._frames.pop(work, None)
 
-    def _straggler(self, work: Work, stage: Stage, fate: StopOutcome) -> Straggler:
+    def _straggler(self, work: Work, stage: Stage, outcome: StopOutcome) -> Straggler:
         section = work.last_section
         return Straggler(
             work.name,
             stage,
             max(0.0, time.monotonic() - self._began_at),
-            fate,
+            outcome,
             key=work.key,
             operation=section.name if section else "",
             budget_s=section.budget if section else None,
-            where=self._where.get(work, ()),
+            where=self._frames.get(work, ()),
         )
 
     def report(  # noqa: PLR0913 - one argument a fact that only the end knows
         self,
         exit_code: int,
         *,
-        reason: str = "",
         operations: Sequence[OperationRecord] = (),
         left: Sequence[RemainingProcess] = (),
         killed: frozenset[int] = frozenset(),
         stacks: Sequence[str] = (),
         drops: int = 0,
     ) -> StopReport:
-        """The report as of now; runs that are still there are left behind."""
+        """The report as of now; runs that are still active count as left behind."""
         stage = self.stop.stage
         behind = [
             self._straggler(work, stage, StopOutcome.LEFT_BEHIND) for work in self.stop.all_works()
         ]
         return StopReport(
-            reason or self.stop.reason or "the loop did not answer",
+            self.stop.reason or "the event loop was blocked",
             (self._began or dt.datetime.now(dt.UTC)).isoformat(timespec="milliseconds"),
             max(0.0, time.monotonic() - self._began_at) if self._began else 0.0,
             exit_code,
@@ -144,7 +143,7 @@ class StopRecorder:
 
 def _child(left: RemainingProcess, killed: frozenset[int]) -> RunningProgram:
     process = left.process
-    # Leaders and members alike: it is the group that is killed.
-    fate = StopOutcome.KILLED if process.group in killed else StopOutcome.LEFT_BEHIND
+    # Leaders and members alike: the whole group is killed.
+    outcome = StopOutcome.KILLED if process.group in killed else StopOutcome.LEFT_BEHIND
     key = left.child.owner.removeprefix("reconcile ") if left.child else ""
-    return RunningProgram(process.pid, process.name, fate, key=key)
+    return RunningProgram(process.pid, process.name, outcome, key=key)

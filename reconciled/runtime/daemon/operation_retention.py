@@ -1,13 +1,14 @@
-"""Old files of operations: ``STATE/operations/ID`` goes some time after its operation's end.
+"""Removal of old operation files: the directories ``STATE/operations/ID`` of ended operations.
 
-1. An open operation keeps its files, held or not, and so does one of which a program lives.
-2. The newest ``ALWAYS`` directories stay, and so do those that changed within ``AGE``, but never
-   more than ``MOST`` of what is over: an output may be large.
-3. Files of which the journal knows nothing are evidence: they stay for ``AGE`` and go with a
-   line. While the store is degraded, nothing goes at all.
+1. The files of an open operation are kept, held or not, and so are those of an operation with a
+   program that is still alive.
+2. Of ended operations the newest ``MIN_KEPT`` directories are kept, and those that changed within
+   ``AGE``, but never more than ``MAX_KEPT``: an output may be large.
+3. Files that the journal has no operation for are evidence: they are kept for ``AGE``, and their
+   removal is logged. While the store is degraded, nothing is removed.
 
-Rejected: removal at the end of the operation. What a program wrote is what a person wants to see
-after it failed, and a program that is still on its way out must be refused its steps.
+Rejected: removal at the end of the operation. A person needs a program's output after it failed,
+and a program that has not ended yet must be refused its steps.
 """
 
 from __future__ import annotations
@@ -29,52 +30,52 @@ from reconciled.threads import in_thread
 
 MIN_KEPT = 200
 MAX_KEPT = 2000
-AGE = 7 * 86400.0  # seconds since the directory last changed, which its operation's end does
-FIRST = 300.0  # seconds after the start, which has better things to do
+AGE = 7 * 86400.0  # seconds since the directory changed; the operation's end changes it
+FIRST = 300.0  # seconds after the start, which must not be slowed down
 EVERY = 3600.0
-AT_ONCE = 100  # directories in one round, so that a disk is not kept busy by this
+AT_ONCE = 100  # directories in one round, to limit the load on the disk
 _ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 
 
 @attrs.frozen(order=True)
 class OperationFiles:
-    """The directory of an operation that is over: its id, which sorts by time, and its age."""
+    """The directory of an ended operation: its id, which sorts by time, and its age in seconds."""
 
     operation: str
     age: float
 
 
 def superfluous(over: Sequence[OperationFiles]) -> list[OperationFiles]:
-    """Those of *over* that may go, the oldest first."""
+    """Those of *over* that are to be removed, the oldest first."""
     newest = sorted(over, reverse=True)
-    gone = [
+    removed = [
         files
-        for place, files in enumerate(newest)
-        if place >= MAX_KEPT or (place >= MIN_KEPT and files.age > AGE)
+        for rank, files in enumerate(newest)
+        if rank >= MAX_KEPT or (rank >= MIN_KEPT and files.age > AGE)
     ]
-    return gone[::-1]
+    return removed[::-1]
 
 
 @attrs.define(eq=False)
 class OperationRetention:
-    """Removes what is superfluous, a little at a time."""
+    """The service that removes superfluous files, a limited number in each round."""
 
     context: RuntimeContext
     now: Callable[[], float] = time.time
 
     async def serve(self) -> None:
-        """A round each hour, and at once after a full one; runs until cancelled."""
+        """One round an hour, or FIRST seconds after a full one; runs until cancelled."""
         await trio.sleep(FIRST)
         while True:
             try:
-                removed = await self.tidy()
+                removed = await self.remove_superfluous()
             except NoThread as error:
                 self.context.log.error("background.failed", task="old files", reason=str(error))
                 removed = 0
             await trio.sleep(FIRST if removed == AT_ONCE else EVERY)
 
-    async def tidy(self) -> int:
-        """One round; how many directories went. Cancelled, what is removed is removed."""
+    async def remove_superfluous(self) -> int:
+        """One round; the number of removed directories. A cancellation undoes no removal."""
         if self.context.store.degraded:
             return 0
         listed = await in_thread(self._list)
@@ -85,12 +86,12 @@ class OperationRetention:
             if journal.find(files.operation) is None and not journal.is_closing(files.operation)
         ]
         removed = 0
-        doomed = {files.operation for files in superfluous(over)}
+        old = {files.operation for files in superfluous(over)}
         for files in sorted(over):
             if removed == AT_ONCE:
                 break
             unknown = files.age > AGE and await self._unknown(files)
-            if unknown or files.operation in doomed:
+            if unknown or files.operation in old:
                 removed += await self._remove(files, unknown=unknown)
         return removed
 
@@ -100,7 +101,7 @@ class OperationRetention:
         except FileNotFoundError:
             return []
         now = self.now()
-        # What has another name was not made here, and is none of our business.
+        # Other names were not made by the daemon.
         return [
             OperationFiles(each.name, now - each.lstat().st_mtime)
             for each in found
@@ -120,7 +121,7 @@ class OperationRetention:
             self.context.log.error("background.failed", task="old files", reason=str(error))
             return False
         if unknown:
-            reason = "the journal knows nothing of it, and nothing in it has changed for a week"
+            reason = "the journal has no such operation, and nothing in it has changed for a week"
             self.context.log.info(
                 "operation.files_removed", operation=files.operation, reason=reason
             )
@@ -128,7 +129,7 @@ class OperationRetention:
 
 
 def _remove(directory: Path) -> bool:
-    """Remove *directory*, unless a program of it lives. For a thread. Raises OSError."""
+    """Remove *directory*, unless a program of it is alive. For a thread. Raises OSError."""
     try:
         survivor = survivors.find_survivor(directory)
     except RecordDamaged:

@@ -1,9 +1,9 @@
 """Reload: parse, validate and build beside what runs, then swap in one step (case C13).
 
-Until the swap nothing of the running configuration is touched; a new one that has a problem
-changes nothing and says so. Controllers whose configuration and code are the same go on
-untouched. The others end by their own staged stop while their successors run: a key that is
-still running finishes its old run first, since the queue runs no key twice at once.
+Nothing of the running configuration changes before the swap; a new one with a problem is rejected
+and changes nothing. Controllers whose configuration and code are the same continue. The others end
+by their own staged stop while their successors run: a key that is running finishes that run first,
+because the queue never runs a key twice at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reconciled.runtime.controllers.secrets import stall_without_secrets
 from reconciled.runtime.host.listeners import Change, Listeners
 from reconciled.threads import in_thread
 
-# Cannot change under a running daemon: what they name is open and locked.
+# Sections that cannot change while the daemon runs: it holds their files open and locked.
 FIXED = ("state", "control")
 
 
@@ -42,7 +42,7 @@ class Swap:
 
 
 def compare(running: Mapping[str, LoadedController], prepared: PreparedConfig) -> Swap:
-    """What to swap; pure."""
+    """What *prepared* changes; pure."""
     kept = frozenset(
         ready.config.name
         for ready in prepared.ready
@@ -55,14 +55,14 @@ def compare(running: Mapping[str, LoadedController], prepared: PreparedConfig) -
 
 
 def log_removed_controller(log: BoundLog, store: Store, name: str) -> None:
-    """Name what the controller *name*, which the configuration has no more, leaves behind."""
+    """Log which keys the removed controller *name* leaves as they were applied."""
     keys = sorted(key for key in store.all_keys() if controller_of(key) == name)
     log.warning(
         "controller.removed",
         controller=name,
         count=len(keys),
         keys=keys[:20],
-        reason="it left the configuration: what it applied stays as it is",
+        reason="removed from the configuration: what it applied is not changed",
     )
 
 
@@ -76,11 +76,11 @@ def _same(old: LoadedController, new: LoadedController) -> bool:
 
 @attrs.frozen
 class ReloadResult:
-    """How a reload ended: the new configuration is in force, or why the old one runs on.
+    """How a reload ended: the new configuration is in force, or why it is not.
 
-    reason    why nothing was swapped although nothing was wrong: a stop came first
-    problems  what is wrong with the new one
-    lines     what it did, for whoever asked
+    reason    why a valid configuration was not swapped in, for example a stop in progress
+    problems  the problems of the new configuration
+    lines     what the reload did, for the output of the command
     """
 
     reason: str = ""
@@ -89,43 +89,43 @@ class ReloadResult:
 
     @property
     def done(self) -> bool:
-        """Whether it was swapped."""
+        """Whether the new configuration is in force."""
         return not self.reason and not self.problems
 
 
 @attrs.define(eq=False)
 class ReloadRequest:
-    """One reload, shared by all who asked for it before it began."""
+    """One reload, shared by all requests that arrive before it begins."""
 
-    _asked: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _requested: trio.Event = attrs.field(factory=trio.Event, init=False)
     _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _outcome: ReloadResult = attrs.field(factory=ReloadResult, init=False)
+    _result: ReloadResult = attrs.field(factory=ReloadResult, init=False)
 
     def request(self) -> None:
-        """Somebody wants it."""
-        self._asked.set()
+        """Request this reload."""
+        self._requested.set()
 
     async def wait_requested(self) -> None:
-        """Wait until somebody wants it."""
-        await self._asked.wait()
+        """Wait until this reload is requested."""
+        await self._requested.wait()
 
-    def finish(self, outcome: ReloadResult) -> None:
-        """It is over."""
-        self._outcome = outcome
+    def finish(self, result: ReloadResult) -> None:
+        """The reload has ended with *outcome*."""
+        self._result = result
         self._ended.set()
 
     async def wait_finished(self) -> ReloadResult:
-        """How it ended, as soon as it has."""
+        """Wait for the end of this reload; its result."""
         await self._ended.wait()
-        return self._outcome
+        return self._result
 
 
 @attrs.define(eq=False)
 class Reloader:
-    """The service that reloads when asked; requests during a reload are one more reload.
+    """The service that reloads on request; requests during a reload share the next one.
 
-    swap is the daemon's: it is called with a configuration that has no problem left, and
-    answers False where a stop came first.
+    running  gives the running controllers, by name
+    swap     puts a valid configuration in force; False if a stop is in progress
     """
 
     path: Path
@@ -134,35 +134,35 @@ class Reloader:
     config: Config
     running: Callable[[], Mapping[str, LoadedController]]
     swap: Callable[[Swap], Awaitable[bool]]
-    # None: nothing listens.
+    # None: the daemon does not listen.
     listeners: Listeners | None = None
-    # Called when a reload begins, with None, and when it has ended.
+    # Called with None when a reload begins, and with its result when it has ended.
     on_reload: Callable[[ReloadResult | None], None] | None = attrs.field(default=None, init=False)
     _next: ReloadRequest = attrs.field(factory=ReloadRequest, init=False)
 
     def request(self) -> ReloadRequest:
-        """Reload soon; what is on the disk now is what it reads, or something newer."""
+        """Request a reload, which reads the files as they are now or later."""
         self._next.request()
         return self._next
 
     async def serve(self) -> None:
-        """Reload whenever asked, until cancelled; a swap that has begun is brought to its end."""
+        """Reload at each request, until cancelled."""
         while True:
             current = self._next
             await current.wait_requested()
-            # Whoever asks from here on may have changed what is being read already.
+            # Later requests need another reload: the files may change after they are read here.
             self._next = ReloadRequest()
             self._notify(None)
-            outcome = await self.reload()
-            self._notify(outcome)
-            current.finish(outcome)
+            result = await self.reload()
+            self._notify(result)
+            current.finish(result)
 
-    def _notify(self, outcome: ReloadResult | None) -> None:
+    def _notify(self, result: ReloadResult | None) -> None:
         if self.on_reload is not None:
-            self.on_reload(outcome)
+            self.on_reload(result)
 
     async def reload(self) -> ReloadResult:
-        """Reload now; whatever is wrong is in the log as well."""
+        """Reload now; problems are logged as well."""
         try:
             loaded = await in_thread(
                 partial(load, self.path, self.environ),
@@ -177,8 +177,8 @@ class Reloader:
             self.log.error("reload.failed", problems=0, reason=str(error))
             return ReloadResult(reason=str(error))
         except Exception as error:
-            # A fault of ours: nothing has changed yet, so nothing has to end for it.
-            reason = f"it could not be read, which is a fault of the daemon: {error!r}"
+            # A fault of the daemon, but nothing has changed yet: it can continue.
+            reason = f"internal error while reading the configuration: {error!r}"
             self.log.error("reload.failed", problems=0, reason=reason, exc_info=error)
             return ReloadResult(reason=reason)
         for warning in loaded.warnings:
@@ -194,7 +194,7 @@ class Reloader:
         return self._swapped(swap)
 
     async def _listening(self, config: Config) -> Change | None:
-        """Open what *config* listens on beside what is open now. Raises Invalid."""
+        """Open the listeners of *config* beside the open ones. Raises Invalid."""
         if self.listeners is None:
             return None
         try:
@@ -228,7 +228,7 @@ class Reloader:
         problems = [
             Problem(
                 loaded.config.origin_of(name),
-                f"{name} cannot change while the daemon runs: restart it, or take the change back",
+                f"{name} cannot change while the daemon runs: restart it, or undo the change",
             )
             for name in FIXED
             if getattr(loaded.config, name) != getattr(self.config, name)

@@ -1,1 +1,1 @@
-"""The host and its service manager: status, unit, sockets, and a shutdown of the machine."""
+"""The machine and its service manager: status, unit, listeners, shutdown of the machine."""

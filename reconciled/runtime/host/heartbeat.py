@@ -1,15 +1,16 @@
-"""The heartbeat: one task that tells the service manager how the daemon is, from inside its loop.
+"""The heartbeat: one task in the daemon's loop that notifies the service manager.
 
-1. All of it comes from this one task, so that a loop that hangs falls silent: no WATCHDOG=1 and no
-   more time. It is a service: it outlives the work that a stop waits for.
-2. What the manager has to hear (READY, RELOADING, STOPPING) is owed until its socket has taken
-   it, in order. The rest speaks of the moment, and goes out as it is when there is room.
-3. Time is asked for from the first beat of a stop on, while and only while something is waited
-   for: what is left of it and a little more, asked again well before that is over. It only covers
-   what goes beyond the unit's own limit: the manager forgets it at every daemon-reload.
+1. Only this task sends notifications, so that a hung loop sends none: no WATCHDOG=1 and no
+   extension. It is a service: it outlives the work that a stop waits for.
+2. State changes (READY, RELOADING, STOPPING) are pending until the manager's socket has taken
+   them, in order. The rest describes the present, and is sent as it is then when there is room.
+3. From the first beat of a stop on, extensions (EXTEND_TIMEOUT_USEC) are requested only while the
+   stop waits for work: each is the remaining time plus a margin, and is renewed well before it
+   ends. They only cover time beyond the unit's own limit: a daemon-reload of the manager drops
+   them.
 
-Rejected: a thread (it would beat for a loop that hangs), and one large extension (a hang would
-keep all of it).
+Rejected: a thread (it would beat for a hung loop), and one large extension (a hang would keep all
+of it).
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from reconciled.runtime.host import status_line
 from reconciled.runtime.host.status_line import StatusLine
 from reconciled.service.notify import Notifier, microseconds
 
-# Seconds between beats: the status is at most so old. A wake-up a second is 0.005 % of a core.
+# Seconds between beats, and the maximum age of the status. 1 wake-up/s is 0.005 % of a core.
 BEAT = 1.0
 BEAT_OF_STOP = 0.5
-# Of what the manager allows, each part of the protocol is due again after so much.
+# Share of an allowed interval after which its notification is due again.
 SHARE = 1 / 3
-# Beyond what work may take: to write down how it ended, and to leave.
-AFTERWARDS = 5.0
-# What a hang in the midst of a stop can keep at most.
+# Seconds beyond the deadlines of work, to write the report and end the process.
+MARGIN = 5.0
+# Seconds; a hang during a stop keeps at most this extension.
 LONGEST_EXTENSION = 30.0
 
-REJECTED = "the last reload failed, the configuration before it runs on"
+REJECTED = "the last reload failed, the previous configuration stays in force"
 
 
 @attrs.define(eq=False)
 class Heartbeat:
-    """The daemon's words to its manager. Made in the loop; serve() is its task."""
+    """The notifications of one daemon. Made in the loop; serve() is its task."""
 
     context: RuntimeContext
     notifier: Notifier
@@ -55,9 +56,9 @@ class Heartbeat:
     _stopping: bool = attrs.field(default=False, init=False)
     _reloading: bool = attrs.field(default=False, init=False)
     _note: str = attrs.field(default="", init=False)
-    # The manager has taken READY=1.
+    # The manager's socket has taken READY=1.
     _ready_delivered: bool = attrs.field(default=False, init=False)
-    # What it took last of the rest, and when.
+    # The last status, extension and watchdog notification that it took.
     _text: str = attrs.field(default="", init=False)
     _extended_at: float = attrs.field(default=-math.inf, init=False)
     _extension: float = attrs.field(default=0.0, init=False)
@@ -65,15 +66,15 @@ class Heartbeat:
 
     @property
     def has_watchdog(self) -> bool:
-        """Whether the manager ends a loop that hangs now; any thread may ask.
+        """Whether the manager would end a hung loop now; safe in any thread.
 
-        It does so only between READY=1 and the begin of a stop.
+        It does so only between READY=1 and the beginning of a stop.
         """
-        watches = self.notifier.watchdog_s is not None and self._ready_delivered
-        return watches and not self.context.stopping
+        enabled = self.notifier.watchdog_s is not None and self._ready_delivered
+        return enabled and not self.context.stopping
 
     async def serve(self) -> None:
-        """Beat until cancelled, which is when all work has ended."""
+        """Beat until cancelled, after all work has ended."""
         began = self.context.stop.began
         try:
             while True:
@@ -83,50 +84,50 @@ class Heartbeat:
                         await trio.sleep_forever()
                     await began.wait()
         finally:
-            # A stop with nothing to wait for is over before the beat that would tell of it.
+            # A stop without work ends before the next regular beat.
             self.beat()
             self.notifier.set_status(status_line.of_end(self.context).text)
 
     def notify_ready(self) -> None:
-        """The start is over."""
+        """Notify READY: the start is over."""
         self._ready = True
         self._begin_state()
         self._enqueue(READY=1)
 
-    def notify_reload(self, outcome: ReloadResult | None) -> None:
-        """A reload begins, or has ended so: with READY=1 either way, unless a stop came first."""
-        if outcome is not None:
-            self._note = "" if outcome.done else REJECTED
+    def notify_reload(self, result: ReloadResult | None) -> None:
+        """Notify that a reload begins (None) or has ended; nothing once a stop has begun."""
+        if result is not None:
+            self._note = "" if result.done else REJECTED
         if self.context.stopping:
             return  # STOPPING is final
-        self._reloading = outcome is None
+        self._reloading = result is None
         if self._reloading:
-            # Of the begin, also where it is sent later: the manager compares it with its own.
+            # The time of the begin, even if it is sent later: the manager compares it with its own.
             self._enqueue(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
         else:
             self._enqueue(READY=1)
 
     def beat(self) -> None:
-        """Tell what is due now; in the loop, never waiting."""
+        """Send what is due now; in the loop, without waiting."""
         now = trio.current_time()
         if not self._stopping and self.context.stop.began.is_set():
             self._stopping = True
             self._begin_state()
             self._pending.append({"STOPPING": 1})
-        stands = self._current_status(now)
-        due = self._due(stands, now)
+        status = self._current_status(now)
+        due = self._due(status, now)
         while due or self._pending:
-            owed = self._pending[0] if self._pending else {}
-            if not self.notifier.notify(**owed, **due):
+            pending = self._pending[0] if self._pending else {}
+            if not self.notifier.notify(**pending, **due):
                 return
-            self._record_sent(due, stands, now)
+            self._record_sent(due, status, now)
             due = {}
-            if owed:
+            if pending:
                 self._pending.popleft()
-                self._ready_delivered = self._ready_delivered or "READY" in owed
+                self._ready_delivered = self._ready_delivered or "READY" in pending
 
     def _begin_state(self) -> None:
-        """An extension holds for the state that it was asked in."""
+        """An extension is valid only in the state in which it was requested."""
         self._extended_at = -math.inf
 
     def _enqueue(self, **fields: object) -> None:
@@ -154,7 +155,7 @@ class Heartbeat:
         if status.remaining > 0 and now - self._extended_at >= self._extension * SHARE:
             due["EXTEND_TIMEOUT_USEC"] = microseconds(_extension(status))
         watchdog = self.notifier.watchdog_s
-        # Not with the next beat only, when it would be late.
+        # Sent now if the next beat would be too late.
         if watchdog is not None and now + self._pause() > self._watched_at + watchdog * SHARE:
             due["WATCHDOG"] = 1
         return due
@@ -169,4 +170,4 @@ class Heartbeat:
 
 
 def _extension(status: StatusLine) -> float:
-    return min(status.remaining + AFTERWARDS, LONGEST_EXTENSION)
+    return min(status.remaining + MARGIN, LONGEST_EXTENSION)

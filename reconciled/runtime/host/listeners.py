@@ -1,12 +1,12 @@
 """The daemon's listeners: opened before its loop, kept by the manager, changed by a reload.
 
-1. A socket that the service manager keeps is served again by the next start, so that over a
-   restart nobody is refused, however the daemon ended. What it keeps has names of its own:
-   ``control`` alone is that of ``reconciled.socket``, which nobody may store a second time.
-2. They are there before the first controller and until the last one has ended: a start and a
-   stop answer that they are not ready, instead of not answering.
-3. A reload opens a new one before the swap, so that a port in use is a problem of the new
-   configuration (C13.3), and closes the old one after it.
+1. The service manager keeps the sockets over a restart, and the next start serves them again, so
+   that no client is refused, however the daemon ended. They are stored under their own names:
+   ``control`` is the name of ``reconciled.socket``, which must not be stored a second time.
+2. They are open before the first controller starts and until the last one has ended: during a
+   start and a stop, requests get the reply that the daemon is not ready.
+3. A reload opens new listeners before the swap, so that a port in use is a problem of the new
+   configuration (C13.3), and closes the old ones after it.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from reconciled.service.sockets import InheritedSockets
 from reconciled.threads import in_thread
 
 ACTIVATED = "control"
-# The manager closes what it is to forget within so many seconds, looked for so often.
-FORGOTTEN_WITHIN, PAUSE = 2.0, 0.02
+# Seconds in which the manager closes a removed socket, and between attempts to open its address.
+REMOVAL_TIMEOUT, RETRY_INTERVAL = 2.0, 0.02
 KEPT_CONTROL, KEPT_HTTP = "kept-control", "kept-http"
 
 
 @attrs.define(eq=False)
 class Change:
-    """What the http section of a new configuration needs, open and not served yet."""
+    """The http listeners of a new configuration, open but not served yet."""
 
     listeners: Listeners
     config: HttpConfig | None
     opened: list[socket.socket]
 
     def commit(self) -> None:
-        """Serve the new listeners, and close the old ones; connections that are open go on."""
+        """Serve the new listeners and close the old ones; open connections continue."""
         self.listeners.take_over(self.config, self.opened)
 
     def discard(self) -> None:
-        """Close the new ones: the old configuration runs on."""
+        """Close the new ones: the old configuration stays in force."""
         for each in self.opened:
             each.close()
 
 
 @attrs.define(eq=False)
 class Listeners:
-    """All of them. Made by opened(), served by serve(), and in the end close()d."""
+    """The listeners of one daemon. Made by open(), served by serve(), closed by close()."""
 
     path: Path
     section: HttpConfig | None
     log: BoundLog
     notifier: Notifier
-    # The first is the daemon's own, unless the manager listens at its path.
+    # The first is the daemon's own, unless reconciled.socket listens at its path.
     _control: list[socket.socket]
     _http: list[socket.socket]
     _own: bool
@@ -71,16 +71,16 @@ class Listeners:
     _unready: Callable[[], list[str]] | None = attrs.field(default=None, init=False)
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
     _health: Connections | None = attrs.field(default=None, init=False)
-    # Around the acceptors of the http listeners of now.
+    # Encloses the acceptors of the present http listeners.
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
     @classmethod
     def open(
         cls, config: Config, inherited: InheritedSockets, notifier: Notifier, log: BoundLog
     ) -> Listeners:
-        """Open what *config* says, with what was kept where it still fits.
+        """Open the listeners of *config*, reusing kept sockets that still match.
 
-        Raises ListenRefused. What else was *inherited* is closed: nobody knows it.
+        Closes every other *inherited* socket. Raises ListenRefused.
         """
         control = inherited.take(ACTIVATED)
         kept, kept_http = inherited.take(KEPT_CONTROL), inherited.take(KEPT_HTTP)
@@ -88,7 +88,7 @@ class Listeners:
         if names:
             log.warning("listener.unknown", names=names)
         for name in {KEPT_CONTROL, KEPT_HTTP, *names}:
-            # What fits is stored anew: so what does not is not kept for ever.
+            # Sockets in use are stored again below; the others must not be kept.
             notifier.remove_fd(name)
         own = not any(is_served_by(config.control, each) for each in control)
         if own:
@@ -117,7 +117,7 @@ class Listeners:
             )
 
     async def serve(self, verbs: Mapping[str, Verb], unready: Callable[[], list[str]]) -> None:
-        """Serve them until cancelled."""
+        """Serve all listeners until cancelled."""
         server = ControlServer(verbs, self.log)
         self._unready = unready
         async with trio.open_nursery() as self._nursery:
@@ -129,15 +129,15 @@ class Listeners:
             self._serve_http()
 
     async def change(self, config: Config) -> Change | None:
-        """Open what *config* needs beside what is open; None: nothing changes.
+        """Open the listeners of *config* beside the open ones; None: nothing changes.
 
         Raises ListenRefused.
         """
         if config.http == self.section:
             return None
         try:
-            # In a thread, as a name may have to be looked up, and h11 be read. A stop does not
-            # wait for it: what it opens then goes with the process.
+            # In a thread, for the lookup of a name and the import of h11. A stop does not wait for
+            # it: the end of the process closes what it opens.
             opened = await in_thread(
                 partial(_open, config.http, ()),
                 limiter=trio.CapacityLimiter(1),
@@ -147,15 +147,15 @@ class Listeners:
             now, new = self.section, config.http
             if refused.in_use and now is not None and new is not None and now.port == new.port:
                 raise ListenRefused(
-                    f"{new.listen} cannot be listened on beside {now.listen}, which is in use "
-                    "until the change: take another port, or restart the daemon"
+                    f"cannot listen on {new.listen}: {now.listen} uses the port until the reload: "
+                    "choose another port, or restart the daemon"
                 ) from refused
             raise
         return Change(self, config.http, opened)
 
     def take_over(self, config: HttpConfig | None, opened: list[socket.socket]) -> None:
-        """Serve *opened* in place of the http listeners so far."""
-        self._scope.cancel(reason="a reload has other listeners")
+        """Serve *opened* in place of the present http listeners."""
+        self._scope.cancel(reason="a reload replaced the listeners")
         self._scope = trio.CancelScope()
         self.notifier.remove_fd(KEPT_HTTP)
         self.section, self._http = config, opened
@@ -177,7 +177,7 @@ class Listeners:
     async def _accept(
         self, sockets: list[socket.socket], health: Connections, scope: trio.CancelScope
     ) -> None:
-        """Accept until *scope* is cancelled; then these listeners are closed."""
+        """Accept until *scope* is cancelled, then close these listeners."""
         assert self._nursery is not None
         with scope, contextlib.ExitStack() as closing:
             async with trio.open_nursery() as accepting:
@@ -187,9 +187,9 @@ class Listeners:
                     accepting.start_soon(health.accept, listener, self._nursery)
 
     def close(self) -> None:
-        """The process is about to end. A kept control socket stays, with its file."""
-        # What is at the path may be another's by now, and to remove it may be refused: a file that
-        # nobody serves is in nobody's way.
+        """Close all before the process ends. A control socket kept by the manager keeps its file."""
+        # The file may belong to another process by now, and its removal may be refused: a file
+        # that no process serves does no harm.
         with contextlib.suppress(OSError):
             if self._own and not self._kept and is_served_by(self.path, self._control[0]):
                 self.path.unlink()
@@ -198,18 +198,18 @@ class Listeners:
 
 
 def _open_at_start(config: HttpConfig | None, kept: Sequence[socket.socket]) -> list[socket.socket]:
-    """As _open(); what was kept and does not fit may be in the way until the manager closes it.
+    """As _open(), and wait for the address of a kept socket that does not match.
 
-    It has been told to, and does so in its own time, of which it says nothing.
+    The manager was requested to close it, and does so later, without a notification.
     """
-    give_up = time.monotonic() + (FORGOTTEN_WITHIN if kept else 0.0)
+    give_up = time.monotonic() + (REMOVAL_TIMEOUT if kept else 0.0)
     while True:
         try:
             return _open(config, [each for each in kept if each.fileno() >= 0])
         except ListenRefused as refused:
             if not refused.in_use or time.monotonic() >= give_up:
                 raise
-        time.sleep(PAUSE)  # before the loop: nothing else waits
+        time.sleep(RETRY_INTERVAL)  # before the loop: it blocks no task
 
 
 def _open(config: HttpConfig | None, kept: Sequence[socket.socket]) -> list[socket.socket]:
@@ -218,7 +218,7 @@ def _open(config: HttpConfig | None, kept: Sequence[socket.socket]) -> list[sock
             each.close()
         return []
     opened = open_http(config.host, config.port, kept)
-    # Here, where nobody waits for it: it is read for those alone who have http.
+    # Imported here, off the loop, and only with http configured.
     import reconciled.control.health  # noqa: F401
 
     return opened
@@ -229,7 +229,7 @@ def _listener(opened: socket.socket) -> trio.SocketListener:
 
 
 def _format_address(opened: socket.socket) -> str:
-    """The address as people write it."""
+    """The address in the form of the configuration."""
     name = opened.getsockname()
     if isinstance(name, tuple):
         host, port = name[:2]

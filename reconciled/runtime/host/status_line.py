@@ -1,8 +1,7 @@
-"""Where the daemon stands, in one line for a person, and how long what it waits for may take.
+"""The daemon's status line for ``systemctl status``, and the time that its wait may still take.
 
-Read from what is there at the moment: nothing is kept, and nothing can disagree with the stop.
-The line is coarse on purpose, so that it changes seldom: times are whole seconds, and from 20 s
-on tens of them.
+Both are computed from the present state; nothing is kept that could disagree with the stop. Times
+are whole seconds, and multiples of 10 s above 20 s, so that the line rarely changes.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.stop import Section, Stop, Work
 
-# Sources get so long to say something before the daemon calls itself ready without them.
+# Seconds that sources have to report; after them the daemon is ready without the missing ones.
 SYNC_TIMEOUT = 10.0
 
 
 @attrs.frozen
 class StatusLine:
-    """text: the line. left: seconds that it may take at most; 0 where nothing is waited for."""
+    """text: the line. remaining: seconds that the wait may take at most; 0 without a wait."""
 
     text: str
     remaining: float = 0.0
 
 
 def of_start(controllers: Mapping[str, Controller], since: float, now: float) -> StatusLine:
-    """Before the daemon is ready; *since* is when its loop began to turn."""
-    silent = sum(
+    """The status before the daemon is ready; *since* is when its loop started."""
+    unread = sum(
         watcher.declares
         for controller in controllers.values()
         if not controller.synced.is_set()
         for watcher in controller.watchers
     )
-    text = f"starting: reading {_count(silent, 'source')}" if silent else "starting"
+    text = f"starting: reading {_count(unread, 'source')}" if unread else "starting"
     return StatusLine(text, max(0.0, since + SYNC_TIMEOUT - now))
 
 
 def of_running(
     context: RuntimeContext, controllers: Mapping[str, Controller], note: str
 ) -> StatusLine:
-    """Between the start and a stop; *note* is what a person should know besides."""
+    """The status between start and stop; *note* is appended to it."""
     keys = sum(len(controller.manifests) for controller in controllers.values())
     held = sum(record.hold is not None for record in context.operations.journal.list_open())
     state = f"paused: {context.pause_reason}" if context.pause_reason else "ready"
@@ -55,7 +54,7 @@ def of_running(
 
 
 def of_stop(stop: Stop, now: float) -> StatusLine:
-    """From the instant of a stop on."""
+    """The status during a stop."""
     works = list(stop.all_works())
     ordinary = sorted((work for work in works if not work.sections), key=lambda work: work.name)
     sections = list(stop.all_sections())
@@ -69,13 +68,11 @@ def of_stop(stop: Stop, now: float) -> StatusLine:
         waits.append(f"critical: {names}, {_left(last.deadline - now)}")
         ends = max(ends, last.deadline + stop.limits.cleanup)
     stage = "draining" if stop.stage is Stage.DRAINING else "stopping"
-    return StatusLine(
-        f"{stage}: {'; '.join(waits) or 'nothing runs any more'}", max(0.0, ends - now)
-    )
+    return StatusLine(f"{stage}: {'; '.join(waits) or 'nothing runs'}", max(0.0, ends - now))
 
 
 def of_end(context: RuntimeContext) -> StatusLine:
-    """When all work has ended: the last word, which a unit that has failed goes on to show."""
+    """The status after all work has ended; a failed unit continues to show it."""
     cut = context.stop.registry.cut_count
     if not cut:
         return StatusLine("stopped")
@@ -85,11 +82,11 @@ def of_end(context: RuntimeContext) -> StatusLine:
 
 
 def _ordinary_end(stop: Stop, works: list[Work]) -> float:
-    """When the last of *works*, none of which is critical now, has to be gone."""
+    """When the last of *works*, none of which is critical now, has to have ended."""
     if not works:
         return -math.inf
     cancelled = min(stop.began_at + min(stop.limits.drain, stop.limits.critical), stop.stopping_at)
-    # One that has left its critical part has its whole cleanup from there on.
+    # Work that has left its critical section has its whole cleanup time from there on.
     return max(cancelled, *(work.closed_at for work in works)) + stop.limits.cleanup
 
 
@@ -104,7 +101,7 @@ def _names(names: Iterable[str]) -> str:
 
 def _left(seconds: float) -> str:
     seconds = max(0.0, seconds)
-    step = 1 if seconds <= 20 else 10  # noqa: PLR2004 - see above
+    step = 1 if seconds <= 20 else 10  # noqa: PLR2004 - see the module docstring
     return f"{format_duration(math.ceil(seconds / step) * step)} left"
 
 

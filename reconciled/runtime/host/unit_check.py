@@ -1,9 +1,9 @@
-"""The daemon's own unit, compared with its stop budget: told in the log, one line a finding.
+"""Compares the daemon's own unit with its stop budget, and logs each finding.
 
-1. Asked for in a thread once the daemon is ready, so that no start waits for it; with ``--strict``
-   before anything begins, for then the answer decides whether it may.
-2. Asked again when a reload has changed what a stop may take. What was told is not told again.
-3. Without a manager, or with one that does not answer, nothing is said.
+1. The check runs in a thread once the daemon is ready, so that no start waits for it; with
+   ``--strict`` it runs before anything starts, because it decides whether the daemon may start.
+2. It runs again when a reload has changed the limits of a stop. A finding is logged once.
+3. Without a service manager, or with one that does not reply, nothing is logged above debug level.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from reconciled.threads import in_thread
 
 @attrs.define(eq=False)
 class UnitCheck:
-    """What the daemon says of its unit. environ tells where the buses are."""
+    """The check of one daemon. environ has the addresses of the buses."""
 
     log: BoundLog
     environ: Mapping[str, str]
-    watchdog: float | None  # as the manager has told it to this process, in seconds
+    watchdog: float | None  # WATCHDOG_USEC of this process, in seconds
     _logged: set[Finding] = attrs.field(factory=set, init=False)
     _compared: StopLimits | None = attrs.field(default=None, init=False)
     _due: trio.Event = attrs.field(factory=trio.Event, init=False)
-    # Its own, since the others' threads are for work; one, for one question at a time.
+    # Not the shared one, whose threads are for work; one thread, for one check at a time.
     _limiter: trio.CapacityLimiter = attrs.field(
         factory=lambda: trio.CapacityLimiter(1), init=False
     )
 
     def fits(self, limits: StopLimits) -> bool:
-        """Whether *limits* fit the unit, where that is known; says what does not.
+        """Log the findings for *limits*; False if one of them is a fault.
 
-        Blocks for 2 s at most: for a start that is to be refused.
+        For ``--strict``, before the start. Blocks for 2 s at most.
         """
         compared = compare_own_unit(self.environ, self.watchdog, limits)
         if compared.reason:
-            # Somebody asked for it: that nothing is refused must not pass for "it fits".
+            # A person requested --strict: a failed check must not look like a passed one.
             self.log.warning("unit.unavailable", reason=compared.reason)
         self._compared = limits
         self._log_findings(compared)
         return all(finding.severity is not Severity.FAULT for finding in compared.findings)
 
     def request(self) -> None:
-        """Have the limits of a stop compared soon, if they are others than last time."""
+        """Request a check, which is skipped if the limits are those of the last check."""
         self._due.set()
 
     async def serve(self, limits_now: Callable[[], StopLimits]) -> None:
-        """Compare whenever it is asked for; until cancelled, which waits for no answer."""
+        """Check at each request; until cancelled, which does not wait for the thread."""
         while True:
             await self._due.wait()
             self._due = trio.Event()
@@ -62,9 +62,9 @@ class UnitCheck:
             if limits == self._compared:
                 continue
             self._compared = limits
-            looks = partial(compare_own_unit, self.environ, self.watchdog, limits)
+            check = partial(compare_own_unit, self.environ, self.watchdog, limits)
             try:
-                compared = await in_thread(looks, limiter=self._limiter, abandon_on_cancel=True)
+                compared = await in_thread(check, limiter=self._limiter, abandon_on_cancel=True)
             except NoThread as error:
                 compared = UnitComparison(reason=str(error))
             if compared.reason:
@@ -82,8 +82,8 @@ class UnitCheck:
             self._logged.add(finding)
             fields = {"directive": finding.directive, "reason": finding.message}
             if remedy := finding.remedy:
-                told = {"file": remedy.path, "content": remedy.text, "command": remedy.command}
-                fields |= {name: text for name, text in told.items() if text}
+                written = {"file": remedy.path, "content": remedy.text, "command": remedy.command}
+                fields |= {name: text for name, text in written.items() if text}
             if finding.severity is Severity.FAULT:
                 self.log.error("unit.timeout_too_short", **fields)
             elif finding.severity is Severity.ADVICE:
@@ -95,7 +95,7 @@ class UnitCheck:
 def compare_own_unit(
     environ: Mapping[str, str], watchdog: float | None, limits: StopLimits
 ) -> UnitComparison:
-    """compare_unit(), imported late: a start must not wait for what only this needs."""
+    """compare_unit(), imported late: a start must not wait for imports that only this needs."""
     from reconciled.service.unit.comparison import compare_unit
 
     return compare_unit(environ, limits, watchdog=watchdog)

@@ -84,7 +84,7 @@ async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock:
         await log.hold(held, Hold("why", "decision", "", 0.0))
         await log.end(over, Ending.DONE)
         await log.end(young, Ending.DONE)
-        assert await keeper.tidy() == 1
+        assert await keeper.remove_superfluous() == 1
         assert not gone.exists()
         assert all(place.exists() for place in (opened, waiting, recent, stranger))
         assert runtime.log_lines("operation.files_removed") == []
@@ -101,9 +101,9 @@ async def test_files_without_a_record_are_evidence(
         directory(runtime, young, age=60.0)
         whole = runtime.context.store.writer.meta
         runtime.context.store.writer.meta = attrs.evolve(whole, degraded="lost")
-        assert await keeper.tidy() == 0
+        assert await keeper.remove_superfluous() == 0
         runtime.context.store.writer.meta = whole
-        assert await keeper.tidy() == 1
+        assert await keeper.remove_superfluous() == 1
         assert [each.name for each in runtime.context.operations.root.iterdir()] == [young]
         assert runtime.log_lines("operation.files_removed")[0]["operation"] == old
 
@@ -155,7 +155,7 @@ async def test_a_living_program_keeps_its_files(
         )
         then = time.time() - OLD
         os.utime(place, (then, then))
-        assert await OperationRetention(runtime.context).tidy() == 0
+        assert await OperationRetention(runtime.context).remove_superfluous() == 0
         os.kill(living, 9)
         os.waitid(os.P_PID, living, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it is killed
-        assert await OperationRetention(runtime.context).tidy() == 1
+        assert await OperationRetention(runtime.context).remove_superfluous() == 1

@@ -414,7 +414,7 @@ async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: Moc
         await b.stop()
         await trio.sleep(60)
         told = b.manager.since_stopping()
-        assert told[0].fields == {"STOPPING": 1, "STATUS": "draining: nothing runs any more"}
+        assert told[0].fields == {"STOPPING": 1, "STATUS": "draining: nothing runs"}
         assert not any(message.extension for message in told)
 
 

@@ -226,7 +226,7 @@ def test_what_the_manager_forgets_may_be_in_the_way(
             before._http[0].close()
 
     monkeypatch.setattr(listeners.time, "sleep", sleep)
-    monkeypatch.setattr(listeners, "FORGOTTEN_WITHIN", 0.2)
+    monkeypatch.setattr(listeners, "REMOVAL_TIMEOUT", 0.2)
     inherited = handed(kept_control=before._control, kept_http=before._http)
     arguments = (config(tmp_path, f":{port}"), inherited, manager.notifier, structlog.get_logger())
     if closes:
@@ -308,7 +308,7 @@ async def test_an_address_that_overlaps_the_present_one(
         whole_daemon.config.write_text(text.replace("127.0.0.1:", "0.0.0.0:"))
         answer = await reloaded(whole_daemon)
         assert answer.code == 78
-        assert f"0.0.0.0:{port} cannot be listened on beside 127.0.0.1:{port}" in answer.lines[0]
+        assert f"cannot listen on 0.0.0.0:{port}: 127.0.0.1:{port} uses the port" in answer.lines[0]
         assert "restart the daemon" in answer.lines[0]
         assert "200 OK" in str(await get(port))
 
