@@ -187,7 +187,7 @@ class Listeners:
                     accepting.start_soon(health.accept, listener, self._nursery)
 
     def close(self) -> None:
-        """Close all before the process ends. A control socket kept by the manager keeps its file."""
+        """Close all before the process ends. A kept control socket keeps its file."""
         # The file may belong to another process by now, and its removal may be refused: a file
         # that no process serves does no harm.
         with contextlib.suppress(OSError):

@@ -177,7 +177,8 @@ class ShutdownDelay:
 
     async def _back_off(self) -> None:
         """Wait before the next attempt; lift a pause that was not confirmed in time."""
-        backoff = RECONNECT_BACKOFF.delay(self._failures, random.Random())  # noqa: S311 - spreads load
+        rng = random.Random()  # noqa: S311 - spreads load
+        backoff = RECONNECT_BACKOFF.delay(self._failures, rng)
         if self.context.pause_reason:
             backoff = min(backoff, PAUSED_RECONNECT)
             if trio.current_time() - self._confirmed >= PAUSE_TIMEOUT:

@@ -46,27 +46,27 @@ class Message:
 
 
 @attrs.define(eq=False)
-class Manager:
+class RecordingNotifier:
     """In place of a Notifier: keeps what it hears; full, it refuses."""
 
     watchdog_s: float | None = None
     full: bool = False
-    heard: list[Message] = attrs.field(factory=list)
+    messages: list[Message] = attrs.field(factory=list)
 
     def notify(self, **fields: Any) -> bool:
         if not self.full:
-            self.heard.append(Message(trio.current_time(), fields))
+            self.messages.append(Message(trio.current_time(), fields))
         return not self.full
 
     def set_status(self, text: str) -> bool:
         return self.notify(STATUS=text)
 
     def all(self, name: str) -> list[Message]:
-        return [message for message in self.heard if name in message.fields]
+        return [message for message in self.messages if name in message.fields]
 
     def since_stopping(self) -> list[Message]:
         """From STOPPING on."""
-        return self.heard[self.heard.index(self.all("STOPPING")[0]) :]
+        return self.messages[self.messages.index(self.all("STOPPING")[0]) :]
 
     @property
     def texts(self) -> list[str]:
@@ -76,16 +76,16 @@ class Manager:
     def states(self) -> list[str]:
         """READY, RELOADING and STOPPING, in order."""
         names = ("READY", "RELOADING", "STOPPING")
-        return [name for each in self.heard for name in names if name in each.fields]
+        return [name for each in self.messages for name in names if name in each.fields]
 
 
 @attrs.define(eq=False)
-class Beating:
+class BeatingController:
     """A rig with its heartbeat."""
 
     runtime: OneController
-    manager: Manager
-    heart: Heartbeat
+    notifier: RecordingNotifier
+    heartbeat: Heartbeat
     nursery: trio.Nursery
 
     async def stop(self) -> None:
@@ -101,16 +101,19 @@ class Beating:
 
 
 @asynccontextmanager
-async def beating(
-    tmp_path: Path, manager: Manager, script: ScriptedReconciler | None = None, **more: Any
-) -> AsyncIterator[Beating]:
+async def run_with_heartbeat(
+    tmp_path: Path,
+    notifier: RecordingNotifier,
+    script: ScriptedReconciler | None = None,
+    **more: Any,
+) -> AsyncIterator[BeatingController]:
     async with (
         run_one_controller(tmp_path, script or ScriptedReconciler(), **more) as runtime,
         trio.open_nursery() as nursery,
     ):
-        heart = Heartbeat(runtime.context, manager, {"c": runtime.controller})  # type: ignore[arg-type]
-        nursery.start_soon(heart.serve, name="heartbeat")  # noqa: ASYNC113 - whenever it begins
-        yield Beating(runtime, manager, heart, nursery)
+        heartbeat = Heartbeat(runtime.context, notifier, {"c": runtime.controller})  # type: ignore[arg-type]
+        nursery.start_soon(heartbeat.serve, name="heartbeat")  # noqa: ASYNC113 - whenever it begins
+        yield BeatingController(runtime, notifier, heartbeat, nursery)
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
@@ -143,14 +146,14 @@ async def test_ready_comes_with_what_it_stands_for(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """READY is told when the daemon says so, once, in one message with the status."""
-    async with beating(tmp_path, Manager()) as b:
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         await trio.sleep(3)
-        assert b.manager.states == []
-        b.runtime.declare(thing("x"), thing("y"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
+        assert beating.notifier.states == []
+        beating.runtime.declare(thing("x"), thing("y"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
         await trio.sleep(60)
-        (ready,) = b.manager.all("READY")
+        (ready,) = beating.notifier.all("READY")
         assert ready.at == 3
         assert ready.fields == {"READY": 1, "STATUS": "ready: 2 keys, 0 running, 0 held"}
 
@@ -160,10 +163,10 @@ async def test_the_start_is_told_and_given_its_time(
 ) -> None:
     """Until the sources have spoken they are counted, and given their time, but not more."""
     sources = [ScriptedSource("a"), ScriptedSource("b"), ScriptedSource("timer", declares=False)]
-    async with beating(tmp_path, Manager(), sources=sources) as b:
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), sources=sources) as beating:
         await trio.sleep(100)
-        assert b.manager.texts == ["starting: reading 2 sources"]
-        asked = b.manager.all("EXTEND_TIMEOUT_USEC")
+        assert beating.notifier.texts == ["starting: reading 2 sources"]
+        asked = beating.notifier.all("EXTEND_TIMEOUT_USEC")
         limit = max(message.at + message.extension for message in asked)
         assert limit == pytest.approx(status_line.SYNC_TIMEOUT + 5, abs=0.1)
         assert all(each.at < 0.5 * limit or each.at <= status_line.SYNC_TIMEOUT for each in asked)
@@ -174,20 +177,20 @@ async def test_the_start_is_told_and_given_its_time(
 
 async def test_ready_is_not_lost(tmp_path: Path, autojump_clock: MockClock) -> None:
     """What a full socket refuses is told with the next beat, in order and once."""
-    async with beating(tmp_path, Manager()) as b:
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         await trio.sleep(1.25)
-        b.manager.full = True
-        b.heart.notify_ready()
-        b.heart.notify_reload(None)
+        beating.notifier.full = True
+        beating.heartbeat.notify_ready()
+        beating.heartbeat.notify_reload(None)
         await trio.sleep(10)
-        b.heart.notify_reload(ReloadResult())
-        assert b.manager.states == []
-        b.manager.full = False
+        beating.heartbeat.notify_reload(ReloadResult())
+        assert beating.notifier.states == []
+        beating.notifier.full = False
         await trio.sleep(0.6)
-        assert b.manager.states == ["READY", "RELOADING", "READY"]
+        assert beating.notifier.states == ["READY", "RELOADING", "READY"]
         await trio.sleep(60)
-        assert b.manager.states == ["READY", "RELOADING", "READY"]
-        assert b.manager.texts[-1].startswith("ready:")
+        assert beating.notifier.states == ["READY", "RELOADING", "READY"]
+        assert beating.notifier.texts[-1].startswith("ready:")
 
 
 async def test_a_stop_is_told_when_there_is_room_again(
@@ -196,16 +199,16 @@ async def test_a_stop_is_told_when_there_is_room_again(
     """STOPPING and the extension wait for room as well."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(40)
-    async with beating(tmp_path, Manager(), script) as b:
-        b.runtime.declare(thing("x"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
-        b.manager.full = True
-        await b.stop()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
+        beating.runtime.declare(thing("x"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
+        beating.notifier.full = True
+        await beating.stop()
         await trio.sleep(3)
-        b.manager.full = False
+        beating.notifier.full = False
         await trio.sleep(0.6)
-        (told,) = b.manager.all("STOPPING")
+        (told,) = beating.notifier.all("STOPPING")
         assert told.extension == LONGEST_EXTENSION
 
 
@@ -218,20 +221,20 @@ async def test_the_status_is_told_when_it_changes(
     """A daemon in which nothing changes tells nothing; what changes is told within a second."""
     script = ScriptedReconciler()
     script.acts["x"] = hang
-    async with beating(tmp_path, Manager(), script) as b:
-        b.runtime.declare()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
+        beating.runtime.declare()
+        beating.heartbeat.notify_ready()
         await trio.sleep(600)
-        assert len(b.manager.heard) <= 2
-        b.runtime.declare(thing("x"))
+        assert len(beating.notifier.messages) <= 2
+        beating.runtime.declare(thing("x"))
         changed = trio.current_time()
         await trio.sleep(1.1)
-        last = b.manager.heard[-1]
+        last = beating.notifier.messages[-1]
         assert last.fields == {"STATUS": "ready: 1 key, 1 running, 0 held"}
         assert last.at <= changed + 1
-        b.runtime.context.pause_reason = "the host shuts down"
+        beating.runtime.context.pause_reason = "the host shuts down"
         await trio.sleep(1.1)
-        assert b.manager.texts[-1] == "paused: the host shuts down: 1 key, 1 running, 0 held"
+        assert beating.notifier.texts[-1] == "paused: the host shuts down: 1 key, 1 running, 0 held"
 
 
 @pytest.mark.parametrize("watchdog", [0.3, 3.0, 60.0])
@@ -239,40 +242,40 @@ async def test_the_watchdog_is_fed_every_third(
     tmp_path: Path, autojump_clock: MockClock, watchdog: float
 ) -> None:
     """Between two WATCHDOG=1 lies at most a third of the manager's limit, and not much less."""
-    async with beating(tmp_path, Manager(watchdog)) as b:
-        b.runtime.declare()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(watchdog)) as beating:
+        beating.runtime.declare()
+        beating.heartbeat.notify_ready()
         await trio.sleep(200 * watchdog)
-        told = list(gaps(b.manager.all("WATCHDOG"), trio.current_time()))
+        told = list(gaps(beating.notifier.all("WATCHDOG"), trio.current_time()))
         assert max(told) <= watchdog / 3 + 1e-6
         assert len(told) <= 200 * 3 * 1.1 + 2
 
 
 async def test_nobody_watches_nothing_is_fed(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Without a watchdog of the manager none is told."""
-    async with beating(tmp_path, Manager()) as b:
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
+        beating.heartbeat.notify_ready()
         await trio.sleep(600)
-        assert b.manager.all("WATCHDOG") == []
+        assert beating.notifier.all("WATCHDOG") == []
 
 
 async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Its watchdog is on from the READY=1 that it has taken to the instant of a stop."""
-    async with beating(tmp_path, Manager(60.0)) as b:
-        assert not b.heart.has_watchdog
-        b.manager.full = True
-        b.heart.notify_ready()
-        assert not b.heart.has_watchdog
-        b.manager.full = False
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(60.0)) as beating:
+        assert not beating.heartbeat.has_watchdog
+        beating.notifier.full = True
+        beating.heartbeat.notify_ready()
+        assert not beating.heartbeat.has_watchdog
+        beating.notifier.full = False
         await trio.sleep(1.1)
-        assert b.heart.has_watchdog
-        b.heart.notify_reload(None)
-        assert b.heart.has_watchdog
-        b.runtime.context.signals.stop_requested_at = 0.0
-        assert not b.heart.has_watchdog
-    async with beating(tmp_path / "other", Manager()) as b:
-        b.heart.notify_ready()
-        assert not b.heart.has_watchdog
+        assert beating.heartbeat.has_watchdog
+        beating.heartbeat.notify_reload(None)
+        assert beating.heartbeat.has_watchdog
+        beating.runtime.context.signals.stop_requested_at = 0.0
+        assert not beating.heartbeat.has_watchdog
+    async with run_with_heartbeat(tmp_path / "other", RecordingNotifier()) as beating:
+        beating.heartbeat.notify_ready()
+        assert not beating.heartbeat.has_watchdog
 
 
 # -- reloads -------------------------------------------------------------------------------------
@@ -280,29 +283,29 @@ async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockCloc
 
 async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockClock) -> None:
     """RELOADING says when it began, in the system's monotonic time, and READY follows."""
-    async with beating(tmp_path, Manager()) as b:
-        b.runtime.declare()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
+        beating.runtime.declare()
+        beating.heartbeat.notify_ready()
         before = time.monotonic_ns() // 1000
-        b.heart.notify_reload(None)
-        began = b.manager.heard[-1].fields
+        beating.heartbeat.notify_reload(None)
+        began = beating.notifier.messages[-1].fields
         assert before <= began["MONOTONIC_USEC"] <= time.monotonic_ns() // 1000
         assert began["STATUS"] == "reloading"
-        b.heart.notify_reload(ReloadResult())
-        assert b.manager.states == ["READY", "RELOADING", "READY"]
-        assert b.manager.texts[-1] == "ready: 0 keys, 0 running, 0 held"
+        beating.heartbeat.notify_reload(ReloadResult())
+        assert beating.notifier.states == ["READY", "RELOADING", "READY"]
+        assert beating.notifier.texts[-1] == "ready: 0 keys, 0 running, 0 held"
 
 
 async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: MockClock) -> None:
     """One that changes nothing ends with READY as well; the status says so until a better one."""
-    async with beating(tmp_path, Manager()) as b:
-        b.runtime.declare()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
+        beating.runtime.declare()
+        beating.heartbeat.notify_ready()
         for outcome, more in ((BAD, "; the last reload failed"), (ReloadResult(), "")):
-            b.heart.notify_reload(None)
-            b.heart.notify_reload(outcome)
-            assert b.manager.states[-2:] == ["RELOADING", "READY"]
-            text, _, note = b.manager.texts[-1].partition(", the configuration")
+            beating.heartbeat.notify_reload(None)
+            beating.heartbeat.notify_reload(outcome)
+            assert beating.notifier.states[-2:] == ["RELOADING", "READY"]
+            text, _, note = beating.notifier.texts[-1].partition(", the previous configuration")
             assert text == f"ready: 0 keys, 0 running, 0 held{more}"
             assert bool(note) is bool(more)
 
@@ -311,19 +314,19 @@ async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: Moc
     """A reload that ends during a stop, or is asked for in one, is not told: STOPPING is final."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(20)
-    async with beating(tmp_path, Manager(), script) as b:
-        b.runtime.declare(thing("x"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
-        b.heart.notify_reload(None)
-        await b.stop()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
+        beating.runtime.declare(thing("x"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
+        beating.heartbeat.notify_reload(None)
+        await beating.stop()
         await trio.sleep(1.1)
-        b.heart.notify_reload(BAD)
-        b.heart.notify_reload(None)
-        b.heart.notify_reload(ReloadResult())
+        beating.heartbeat.notify_reload(BAD)
+        beating.heartbeat.notify_reload(None)
+        beating.heartbeat.notify_reload(ReloadResult())
         await trio.sleep(1.1)
-        assert b.manager.states == ["READY", "RELOADING", "STOPPING"]
-        assert b.manager.texts[-1].startswith("draining: critical")
+        assert beating.notifier.states == ["READY", "RELOADING", "STOPPING"]
+        assert beating.notifier.texts[-1].startswith("draining: critical")
 
 
 # -- stops ---------------------------------------------------------------------------------------
@@ -346,19 +349,19 @@ async def test_time_is_asked_for_while_something_is_waited_for(
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     script.acts["y"] = hang
-    async with beating(tmp_path, Manager(60.0), script) as b:
-        b.runtime.declare(thing("x"), thing("y"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(60.0), script) as beating:
+        beating.runtime.declare(thing("x"), thing("y"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
         begun = trio.current_time()
-        await b.stop()
-        await b.over()
+        await beating.stop()
+        await beating.over()
         ended = trio.current_time()
         assert ended == pytest.approx(begun + 45)
-        stop = b.manager.since_stopping()
+        stop = beating.notifier.since_stopping()
         covered(stop, begun, ended)
         for message in stop:
-            left = begun + 50 + b.runtime.config.stop.cleanup - message.at
+            left = begun + 50 + beating.runtime.config.stop.cleanup - message.at
             enough = min(left + 5, LONGEST_EXTENSION)
             if message.at < ended:  # in the very instant it depends on who is first
                 assert message.extension in (0, pytest.approx(enough, abs=0.01))
@@ -371,20 +374,20 @@ async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: Mo
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     script.acts["y"] = script.acts["z"] = hang
-    async with beating(tmp_path, Manager(), script) as b:
-        b.runtime.declare(thing("x"), thing("y"), thing("z"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
-        await b.stop()
-        await b.runtime.wait_all_blocked()
-        assert b.manager.texts[-1] == (
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
+        beating.runtime.declare(thing("x"), thing("y"), thing("z"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
+        await beating.stop()
+        await beating.runtime.wait_all_blocked()
+        assert beating.notifier.texts[-1] == (
             "draining: waits for reconcile c/y and 1 more, 15s left;"
             " critical: write of c/x, 50s left"
         )
         await trio.sleep(10.6)  # the drain is over
-        assert b.manager.texts[-1] == "stopping: critical: write of c/x, 40s left"
-        await b.over()
-        assert b.manager.texts[-1] == "stopped"
+        assert beating.notifier.texts[-1] == "stopping: critical: write of c/x, 40s left"
+        await beating.over()
+        assert beating.notifier.texts[-1] == "stopped"
 
 
 async def test_a_stop_that_cut_says_so_to_the_end(
@@ -393,27 +396,29 @@ async def test_a_stop_that_cut_says_so_to_the_end(
     """The status that a failed unit shows says that something was cut, and where it is told."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
-    async with beating(tmp_path, Manager(), script) as b:
-        b.runtime.declare(thing("x"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
-        await b.stop()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
+        beating.runtime.declare(thing("x"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
+        await beating.stop()
         for _ in range(2):
-            b.runtime.context.stop.escalate("SIGINT again")
-        await b.over()
-        told = f"stopped: 1 critical operation cut, see {b.runtime.context.state}/last-stop.txt"
-        assert b.manager.texts[-1] == told
+            beating.runtime.context.stop.escalate("SIGINT again")
+        await beating.over()
+        told = (
+            f"stopped: 1 critical operation cut, see {beating.runtime.context.state}/last-stop.txt"
+        )
+        assert beating.notifier.texts[-1] == told
 
 
 async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A stop that has nothing to wait for is told, and takes the unit's own time."""
-    async with beating(tmp_path, Manager()) as b:
-        b.runtime.declare()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
+        beating.runtime.declare()
+        beating.heartbeat.notify_ready()
         await trio.sleep(100)
-        await b.stop()
+        await beating.stop()
         await trio.sleep(60)
-        told = b.manager.since_stopping()
+        told = beating.notifier.since_stopping()
         assert told[0].fields == {"STOPPING": 1, "STATUS": "draining: nothing runs"}
         assert not any(message.extension for message in told)
 
@@ -422,16 +427,16 @@ async def test_a_stop_that_is_over_at_once_is_told(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """STOPPING is told even where the services are cancelled before the next beat."""
-    async with beating(tmp_path, Manager()) as b:
-        b.runtime.declare()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
+        beating.runtime.declare()
+        beating.heartbeat.notify_ready()
         await trio.sleep(1.1)
-        b.runtime.context.stop.begin("SIGTERM")
-        b.nursery.cancel_scope.cancel(reason="work has ended")
+        beating.runtime.context.stop.begin("SIGTERM")
+        beating.nursery.cancel_scope.cancel(reason="work has ended")
         with trio.CancelScope(shield=True):
-            await b.runtime.wait_all_blocked()
-        assert b.manager.states == ["READY", "STOPPING"]
-        assert b.manager.texts[-1] == "stopped"
+            await beating.runtime.wait_all_blocked()
+        assert beating.notifier.states == ["READY", "STOPPING"]
+        assert beating.notifier.texts[-1] == "stopped"
 
 
 async def test_a_cleanup_is_given_its_time(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -447,14 +452,14 @@ async def test_a_cleanup_is_given_its_time(tmp_path: Path, autojump_clock: MockC
 
     script = ScriptedReconciler()
     script.acts["y"] = cleans
-    async with beating(tmp_path, Manager(), script) as b:
-        b.runtime.declare(thing("y"))
-        await b.runtime.wait_all_blocked()
-        b.heart.notify_ready()
+    async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
+        beating.runtime.declare(thing("y"))
+        await beating.runtime.wait_all_blocked()
+        beating.heartbeat.notify_ready()
         begun = trio.current_time()
-        await b.stop()
-        await b.over()
+        await beating.stop()
+        await beating.over()
         ended = trio.current_time()
         assert ended == pytest.approx(begun + 10 + 4)
-        covered(b.manager.since_stopping(), begun, ended)
-        assert "stopping: waits for reconcile c/y, 3s left" in b.manager.texts
+        covered(beating.notifier.since_stopping(), begun, ended)
+        assert "stopping: waits for reconcile c/y, 3s left" in beating.notifier.texts

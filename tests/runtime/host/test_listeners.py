@@ -33,8 +33,8 @@ from reconciled.service.sockets import InheritedSockets
 
 def free() -> int:
     """A port that nobody uses."""
-    with socket.create_server(("127.0.0.1", 0)) as runtime:
-        return int(runtime.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])
 
 
 async def get(port: int, target: str = "/livez") -> str | None:
@@ -57,13 +57,13 @@ async def hang(_: Any) -> Result:
 
 
 @attrs.define
-class Manager:
+class RecordingManager:
     """A service manager: what it has heard since it was last asked."""
 
     heard: socket.socket
     notifier: Notifier
 
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Verb, name and number of descriptors of each message."""
         found = []
         try:
@@ -79,16 +79,16 @@ class Manager:
 
     def stored(self) -> list[str]:
         """The same, without what it is to forget."""
-        return [each for each in self.said() if each.startswith("store")]
+        return [each for each in self.messages() if each.startswith("store")]
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
+def manager(tmp_path: Path) -> Iterator[RecordingManager]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
         heard.settimeout(0)
         notifier = Notifier.from_environ({"NOTIFY_SOCKET": str(tmp_path / "notify")})
-        yield Manager(heard, notifier)
+        yield RecordingManager(heard, notifier)
         assert notifier._socket is not None
         notifier._socket.close()
 
@@ -98,13 +98,13 @@ def config(tmp_path: Path, http: str | None = None) -> Config:
     return Config(tmp_path, {}, tmp_path / "s", http=listen)
 
 
-def handed(**sockets: list[socket.socket]) -> InheritedSockets:
+def pass_sockets(**sockets: list[socket.socket]) -> InheritedSockets:
     """What a manager handed down: duplicates, as its own stay with it."""
     names = {name.replace("_", "-"): found for name, found in sockets.items()}
     return InheritedSockets({name: [each.dup().detach() for each in names[name]] for name in names})
 
 
-def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: Manager) -> None:
+def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: RecordingManager) -> None:
     """Both listeners are stored under names of their own; with them the socket's file stays."""
     port = free()
     with structlog.testing.capture_logs() as log:
@@ -134,7 +134,7 @@ def test_without_a_manager_nothing_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None:
+def test_what_was_kept_is_served_again(tmp_path: Path, manager: RecordingManager) -> None:
     """The next start takes both over, and what it does not want is not kept any longer."""
     port = free()
     before = Listeners.open(
@@ -143,22 +143,22 @@ def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None
         manager.notifier,
         structlog.get_logger(),
     )
-    manager.said()
+    manager.messages()
     with structlog.testing.capture_logs() as log:
         again = Listeners.open(
             config(tmp_path, f"127.0.0.1:{port}"),
-            handed(kept_control=before._control, kept_http=before._http, odd=before._http),
+            pass_sockets(kept_control=before._control, kept_http=before._http, odd=before._http),
             manager.notifier,
             structlog.get_logger(),
         )
     assert [line["kept"] for line in log if line["event"] == "listener.opened"] == [True, True]
     assert [line["names"] for line in log if line["event"] == "listener.unknown"] == [["odd"]]
-    said = manager.said()
+    said = manager.messages()
     assert sorted(said[:3]) == ["remove kept-control 0", "remove kept-http 0", "remove odd 0"]
     assert said[3:] == ["store kept-control 1", "store kept-http 1"]
     other = Listeners.open(
         config(tmp_path),
-        handed(kept_control=before._control, kept_http=before._http),
+        pass_sockets(kept_control=before._control, kept_http=before._http),
         manager.notifier,
         structlog.get_logger(),
     )
@@ -169,15 +169,17 @@ def test_what_was_kept_is_served_again(tmp_path: Path, manager: Manager) -> None
 
 
 @pytest.mark.parametrize("place", ["beside", "at its own path"])
-def test_an_activated_socket_is_the_managers(tmp_path: Path, manager: Manager, place: str) -> None:
+def test_an_activated_socket_is_the_managers(
+    tmp_path: Path, manager: RecordingManager, place: str
+) -> None:
     """It is served beside the daemon's own, or in its place, never stored and never removed."""
     path = tmp_path / ("s" if place == "at its own path" else "activated")
-    with socket.socket(socket.AF_UNIX) as runtime, open_control(tmp_path / "earlier") as old:
-        runtime.bind(str(path))
-        runtime.listen()
+    with socket.socket(socket.AF_UNIX) as bound, open_control(tmp_path / "earlier") as old:
+        bound.bind(str(path))
+        bound.listen()
         ours = Listeners.open(
             config(tmp_path),
-            handed(control=[runtime], kept_control=[old]),
+            pass_sockets(control=[bound], kept_control=[old]),
             manager.notifier,
             structlog.get_logger(),
         )
@@ -206,7 +208,7 @@ def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_what_the_manager_forgets_may_be_in_the_way(
-    tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch, *, closes: bool
+    tmp_path: Path, manager: RecordingManager, monkeypatch: pytest.MonkeyPatch, *, closes: bool
 ) -> None:
     """A kept address that overlaps the new one is waited for, as the manager closes it late."""
     port = free()
@@ -216,7 +218,7 @@ def test_what_the_manager_forgets_may_be_in_the_way(
         manager.notifier,
         structlog.get_logger(),
     )
-    manager.said()  # takes the descriptors that are under way
+    manager.messages()  # takes the descriptors that are under way
     waits = 0
 
     def sleep(_: float) -> None:
@@ -227,7 +229,7 @@ def test_what_the_manager_forgets_may_be_in_the_way(
 
     monkeypatch.setattr(listeners.time, "sleep", sleep)
     monkeypatch.setattr(listeners, "REMOVAL_TIMEOUT", 0.2)
-    inherited = handed(kept_control=before._control, kept_http=before._http)
+    inherited = pass_sockets(kept_control=before._control, kept_http=before._http)
     arguments = (config(tmp_path, f":{port}"), inherited, manager.notifier, structlog.get_logger())
     if closes:
         Listeners.open(*arguments).close()

@@ -1,4 +1,4 @@
-"""A shutdown of the machine, as logind announces it: what the daemon does before its own stop."""
+"""A shutdown of the logind, as logind announces it: what the daemon does before its own stop."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -43,76 +43,78 @@ class Lock:
 
 
 @attrs.define(eq=False)
-class Machine:
-    """A logind, as the test wants it to be; every connection to it is one of lives."""
+class ScriptedLogind:
+    """A logind, as the test wants it to be; every connection to it is one of connections."""
 
     monkeypatch: pytest.MonkeyPatch
-    coming: bool = False
+    preparing: bool = False
     delay: float = 5.0
     # What connecting, and what taking a lock fails with.
     unreachable: Exception | None = None
     refusal: Exception | None = None
-    tries: list[float] = attrs.field(factory=list)
+    connect_times: list[float] = attrs.field(factory=list)
     locks: list[Lock] = attrs.field(factory=list)
-    lives: list[Life] = attrs.field(factory=list)
+    connections: list[ScriptedConnection] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.monkeypatch.setattr(Logind, "connect", self.connect)
 
-    async def connect(self) -> Life:
+    async def connect(self) -> ScriptedConnection:
         await trio.lowlevel.checkpoint()
-        self.tries.append(trio.current_time())
+        self.connect_times.append(trio.current_time())
         if self.unreachable is not None:
             raise self.unreachable
-        self.lives.append(Life(self))
-        return self.lives[-1]
+        self.connections.append(ScriptedConnection(self))
+        return self.connections[-1]
 
     @property
     def held(self) -> list[Lock]:
         return [lock for lock in self.locks if lock.released is None]
 
-    def say(self, *, coming: bool) -> None:
+    def announce(self, *, preparing: bool) -> None:
         """A shutdown is prepared, or is not any more; and every connection hears of it."""
-        self.coming = coming
-        for life in self.lives:
-            life.mark.set()
+        self.preparing = preparing
+        for connection in self.connections:
+            connection.changed.set()
 
     def restart_bus(self, error: Exception | None = None) -> None:
         """Every connection ends."""
-        for life in self.lives:
-            life.broken = error or LogindUnreachable("the system bus has closed the connection")
-            life.mark.set()
+        for connection in self.connections:
+            connection.broken = error or LogindUnreachable(
+                "the system bus has closed the connection"
+            )
+            connection.changed.set()
 
 
 @attrs.define(eq=False)
-class Life:
+class ScriptedConnection:
     """One connection."""
 
-    machine: Machine
-    mark: trio.Event = attrs.field(factory=trio.Event)
+    logind: ScriptedLogind
+    changed: trio.Event = attrs.field(factory=trio.Event)
     broken: Exception | None = None
     closed: bool = False
 
     async def is_preparing_for_shutdown(self) -> bool:
         await self._ask()
-        return self.machine.coming
+        return self.logind.preparing
 
     async def delay_max(self) -> float:
         await self._ask()
-        return self.machine.delay
+        return self.logind.delay
 
     async def inhibit(self, who: str, why: str) -> Lock:
         await self._ask()
         assert (who, bool(why)) == ("reconciled", True)
-        assert not self.machine.coming, "a lock is refused while what it would delay goes on"
-        if self.machine.refusal is not None:
-            raise self.machine.refusal
-        self.machine.locks.append(Lock(trio.current_time()))
-        return self.machine.locks[-1]
+        assert not self.logind.preparing, "a lock is refused while what it would delay goes on"
+        if self.logind.refusal is not None:
+            raise self.logind.refusal
+        self.logind.locks.append(Lock(trio.current_time()))
+        return self.logind.locks[-1]
 
     async def wait_changed(self) -> None:
-        await self.mark.wait()
-        self.mark = trio.Event()
+        await self.changed.wait()
+        self.changed = trio.Event()
         await self._ask()
 
     def close(self) -> None:
@@ -126,21 +128,21 @@ class Life:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(monkeypatch)
+def logind(monkeypatch: pytest.MonkeyPatch) -> ScriptedLogind:
+    return ScriptedLogind(monkeypatch)
 
 
 @pytest.fixture
 async def delayed(
-    tmp_path: Path, machine: Machine, autojump_clock: MockClock
-) -> AsyncIterator[Household]:
+    tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
+) -> AsyncIterator[DelayedController]:
     """A running controller whose key ``a`` takes as long as the test wants, and the service."""
-    async with household(tmp_path) as built:
-        yield built
+    async with run_delayed(tmp_path) as delayed:
+        yield delayed
 
 
 @attrs.define(eq=False)
-class Household:
+class DelayedController:
     """The rig with its service."""
 
     runtime: OneController
@@ -155,7 +157,7 @@ class Household:
 
 
 @asynccontextmanager
-async def household(tmp_path: Path) -> AsyncIterator[Household]:
+async def run_delayed(tmp_path: Path) -> AsyncIterator[DelayedController]:
     script = ScriptedReconciler()
     finish = trio.Event()
 
@@ -164,18 +166,18 @@ async def household(tmp_path: Path) -> AsyncIterator[Household]:
         return done()
 
     script.acts["a"] = act
-    async with run_one_controller(tmp_path, script) as inner, trio.open_nursery() as nursery:
-        built = Household(inner, trio.CancelScope(), finish)
+    async with run_one_controller(tmp_path, script) as runtime, trio.open_nursery() as nursery:
+        delayed = DelayedController(runtime, trio.CancelScope(), finish)
 
         async def serve() -> None:
-            with built.service:
-                power_off = ShutdownDelay(inner.context, inner.dispatcher)
+            with delayed.service:
+                power_off = ShutdownDelay(runtime.context, runtime.dispatcher)
                 power_off.ready()
                 await power_off.serve()
 
         nursery.start_soon(serve)  # noqa: ASYNC113 - the next line waits for it
-        await inner.wait_all_blocked()
-        yield built
+        await runtime.wait_all_blocked()
+        yield delayed
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
@@ -188,12 +190,12 @@ def test_patience_is_the_drain_but_less_than_logind_has() -> None:
 
 
 async def test_what_runs_may_end_and_nothing_begins(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """On the announcement nothing is handed out, what runs ends, and then the lock goes."""
     await delayed.run_a()
-    (lock,) = machine.held
-    machine.say(coming=True)
+    (lock,) = logind.held
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     delayed.runtime.declare(thing("a"), thing("b"))
     began = trio.current_time()
@@ -213,23 +215,23 @@ async def test_what_runs_may_end_and_nothing_begins(
 
 
 async def test_an_idle_daemon_delays_nobody(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """Where nothing runs, the lock goes at once."""
-    (lock,) = machine.held
-    machine.say(coming=True)
+    (lock,) = logind.held
+    logind.announce(preparing=True)
     began = trio.current_time()
     await delayed.runtime.wait_all_blocked()
     assert lock.released == began
 
 
 async def test_a_run_that_was_handed_out_counts(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """The lock is kept for a run that has not taken its first step yet."""
-    (lock,) = machine.held
+    (lock,) = logind.held
     delayed.runtime.context.queue._ring.running += 1
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     assert lock.released is None
     delayed.runtime.context.queue._ring.running -= 1
@@ -239,13 +241,17 @@ async def test_a_run_that_was_handed_out_counts(
 
 @pytest.mark.parametrize(("delay", "wait"), [(5.0, 4.0), (30.0, 10.0)])
 async def test_time_is_up(
-    delayed: Household, machine: Machine, delay: float, wait: float, autojump_clock: MockClock
+    delayed: DelayedController,
+    logind: ScriptedLogind,
+    delay: float,
+    wait: float,
+    autojump_clock: MockClock,
 ) -> None:
     """What outlasts the drain, or logind's patience, is named, and the lock goes all the same."""
-    machine.delay = delay
+    logind.delay = delay
     await delayed.run_a()
-    (lock,) = machine.held
-    machine.say(coming=True)
+    (lock,) = logind.held
+    logind.announce(preparing=True)
     began = trio.current_time()
     await trio.sleep(60)
     assert lock.released == began + wait
@@ -257,84 +263,86 @@ async def test_time_is_up(
     assert delayed.runtime.log_lines("reconcile.interrupted") == []
 
 
-async def test_called_off(delayed: Household, machine: Machine, autojump_clock: MockClock) -> None:
+async def test_called_off(
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
+) -> None:
     """A shutdown that is called off: keys are handed out again, and the lock is taken again."""
     await delayed.run_a()
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await trio.sleep(2)
     delayed.runtime.declare(thing("a"), thing("b"))
     delayed.finish.set()
     await trio.sleep(2)
-    assert machine.held == []
-    machine.say(coming=False)
+    assert logind.held == []
+    logind.announce(preparing=False)
     await delayed.runtime.wait_all_blocked()
     assert delayed.runtime.script.ran == ["a", "b"]
     assert delayed.runtime.context.pause_reason == ""
-    assert len(machine.held) == 1
+    assert len(logind.held) == 1
     assert len(delayed.runtime.log_lines("shutdown.cancelled")) == 1
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     assert delayed.runtime.context.pause_reason
     assert len(delayed.runtime.log_lines("shutdown.announced")) == 2
 
 
 async def test_called_off_during_the_wait(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """Called off while runs are waited for: the lock that is there is kept."""
     await delayed.run_a()
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await trio.sleep(2)
-    machine.say(coming=False)
+    logind.announce(preparing=False)
     await trio.sleep(60)
-    assert [lock.released for lock in machine.locks] == [None]
+    assert [lock.released for lock in logind.locks] == [None]
     assert not delayed.runtime.context.pause_reason
 
 
 async def test_announced_again_is_told_once(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """More signals about one shutdown neither tell it again nor give what runs more time."""
     await delayed.run_a()
-    (lock,) = machine.held
-    machine.say(coming=True)
+    (lock,) = logind.held
+    logind.announce(preparing=True)
     began = trio.current_time()
     for _ in range(6):
         await trio.sleep(1)
-        machine.say(coming=True)
+        logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     assert lock.released == began + 4
     assert len(delayed.runtime.log_lines("shutdown.announced")) == 1
 
 
 async def test_a_stop_in_the_pause_is_a_stop_as_always(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """SIGTERM during the pause begins a stop, at whose end nothing is left of either."""
     await delayed.run_a()
     delayed.runtime.declare(thing("a", 2), thing("b"))
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await trio.sleep(1)
     await delayed.runtime.signal()
     delayed.finish.set()
     await delayed.runtime.controller.ended.wait()
     assert delayed.runtime.script.ran[:1] == ["a"]
     assert delayed.runtime.log_lines("shutdown.cancelled") == []
-    machine.say(coming=False)
+    logind.announce(preparing=False)
     await delayed.runtime.wait_all_blocked()
     assert len(delayed.runtime.script.ran) == delayed.runtime.script.ran.count("a") + 1
     assert delayed.runtime.context.queue.running == 0
 
 
 async def test_a_pause_is_not_hot(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """A key that becomes due in a pause waits for its end, and the dispatcher sleeps meanwhile."""
     delayed.runtime.declare(thing("b"))
     await delayed.runtime.wait_all_blocked()
     now = trio.current_time()
     delayed.runtime.controller.lane.add_at(key("b"), now + 5, now, "later")
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     asked = 0
     start_ready = Dispatcher._start_ready
@@ -345,10 +353,10 @@ async def test_a_pause_is_not_hot(
         assert asked < 100, "the dispatcher does not sleep"
         start_ready(dispatcher)
 
-    machine.monkeypatch.setattr(Dispatcher, "_start_ready", counted)
+    logind.monkeypatch.setattr(Dispatcher, "_start_ready", counted)
     await trio.sleep(60)
     assert asked <= 1
-    machine.say(coming=False)
+    logind.announce(preparing=False)
     await delayed.runtime.wait_all_blocked()
     assert delayed.runtime.script.ran == ["b", "b"]
 
@@ -373,68 +381,68 @@ async def test_only_a_managed_daemon_delays(
 
 
 async def test_its_end_lets_go(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """With the daemon's services the lock ends, whatever it waits for."""
     await delayed.run_a()
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     delayed.service.cancel(reason="work has ended")
     await delayed.runtime.wait_all_blocked()
-    assert machine.held == []
-    assert machine.lives[-1].closed
+    assert logind.held == []
+    assert logind.connections[-1].closed
 
 
 # -- without a bus, or without its consent ---------------------------------------------------
 
 
 async def test_a_lost_connection_comes_back(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """A bus that restarts is told once; the lock ends with it and is taken again in a second."""
-    (lock,) = machine.held
-    machine.restart_bus()
+    (lock,) = logind.held
+    logind.restart_bus()
     began = trio.current_time()
     await delayed.runtime.wait_all_blocked()
     assert lock.released == began
-    assert machine.lives[0].closed
+    assert logind.connections[0].closed
     await trio.sleep(1.1)
-    assert len(machine.held) == 1
+    assert len(logind.held) == 1
     assert len(delayed.runtime.log_lines("shutdown.lock_missing", level="warning")) == 1
 
 
 async def test_no_bus_is_no_warning(
-    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+    tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """Without a system bus, as in a container: one line at info, and a try now and then."""
-    machine.unreachable = FileNotFoundError("this machine has no system bus")
-    async with household(tmp_path) as delayed:
+    logind.unreachable = FileNotFoundError("this logind has no system bus")
+    async with run_delayed(tmp_path) as delayed:
         await trio.sleep(HOUR)
         (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
         assert line["level"] == "info"
-        assert 12 <= len(machine.tries) <= 48 + 10
-        machine.unreachable = None
+        assert 12 <= len(logind.connect_times) <= 48 + 10
+        logind.unreachable = None
         await trio.sleep(301)
-        assert len(machine.held) == 1
+        assert len(logind.held) == 1
 
 
 async def test_a_refusal_is_told_once(
-    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+    tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """Without polkit the refusal is one warning, and the lock is there once it is allowed."""
-    machine.refusal = LogindUnreachable("Inhibit is refused: install polkit")
-    async with household(tmp_path) as delayed:
+    logind.refusal = LogindUnreachable("Inhibit is refused: install polkit")
+    async with run_delayed(tmp_path) as delayed:
         await trio.sleep(HOUR)
         (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
         assert line["level"] == "warning"
         assert "install polkit" in line["reason"]
-        assert all(life.closed for life in machine.lives)
-        machine.refusal = None
+        assert all(connection.closed for connection in logind.connections)
+        logind.refusal = None
         await trio.sleep(301)
-        assert len(machine.held) == 1
+        assert len(logind.held) == 1
         assert len(delayed.runtime.log_lines("shutdown.lock_held")) == 1
         # Held and lost again: that is news.
-        machine.restart_bus()
+        logind.restart_bus()
         await delayed.runtime.wait_all_blocked()
         assert len(delayed.runtime.log_lines("shutdown.lock_missing")) == 2
 
@@ -444,36 +452,36 @@ async def test_a_refusal_is_told_once(
     [ValueError("no message"), IndexError(), ExceptionGroup("", [OSError(5, "x")]), ImportError()],
 )
 async def test_no_error_harms_the_daemon(
-    delayed: Household, machine: Machine, error: Exception, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, error: Exception, autojump_clock: MockClock
 ) -> None:
     """Whatever fails on the way to logind, it is told with a reason, and tried again."""
-    machine.restart_bus(error)
+    logind.restart_bus(error)
     await delayed.runtime.wait_all_blocked()
     (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
     assert line["reason"]
     await trio.sleep(1.1)
-    assert len(machine.held) == 1
+    assert len(logind.held) == 1
 
 
 async def test_an_announcement_that_was_missed(
-    tmp_path: Path, machine: Machine, autojump_clock: MockClock
+    tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """A connection that is made during a shutdown pauses, and asks for no lock."""
-    machine.coming = True
-    async with household(tmp_path) as delayed:
+    logind.preparing = True
+    async with run_delayed(tmp_path) as delayed:
         assert delayed.runtime.context.pause_reason == PAUSED
         assert delayed.runtime.log_lines("shutdown.announced", wait_s=0.0)
-        assert machine.locks == []
+        assert logind.locks == []
 
 
 async def test_a_pause_outlives_the_connection(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """The bus may end before the daemon does: no run begins because of that."""
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await trio.sleep(PAUSE_TIMEOUT + 10)
-    machine.unreachable = LogindUnreachable("refused")
-    machine.restart_bus()
+    logind.unreachable = LogindUnreachable("refused")
+    logind.restart_bus()
     delayed.runtime.enqueue("b")
     await trio.sleep(PAUSE_TIMEOUT - 10)
     assert delayed.runtime.context.pause_reason
@@ -482,13 +490,13 @@ async def test_a_pause_outlives_the_connection(
 
 
 async def test_a_pause_that_nobody_can_end_ends(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """Where nobody says for two minutes whether a shutdown still comes, work goes on."""
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
-    machine.unreachable = LogindUnreachable("refused")
-    machine.restart_bus()
+    logind.unreachable = LogindUnreachable("refused")
+    logind.restart_bus()
     delayed.runtime.declare(thing("b"))
     await trio.sleep(PAUSE_TIMEOUT + 10)
     assert delayed.runtime.script.ran == ["b"]
@@ -496,14 +504,14 @@ async def test_a_pause_that_nobody_can_end_ends(
 
 
 async def test_a_new_connection_tells_that_it_was_called_off(
-    delayed: Household, machine: Machine, autojump_clock: MockClock
+    delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
     """What logind forgot by its own end does not keep the daemon paused."""
-    machine.say(coming=True)
+    logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
-    machine.restart_bus()
-    machine.coming = False
+    logind.restart_bus()
+    logind.preparing = False
     delayed.runtime.declare(thing("b"))
     await trio.sleep(1.1)
     assert delayed.runtime.script.ran == ["b"]
-    assert len(machine.held) == 1
+    assert len(logind.held) == 1

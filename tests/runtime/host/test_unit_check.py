@@ -24,68 +24,68 @@ LIMITS, LONGER = StopLimits(), StopLimits(critical=600.0)
 
 
 @attrs.define(eq=False)
-class Log:
-    """Keeps what is said: level, event, fields."""
+class RecordingLog:
+    """Keeps what is entries: level, event, fields."""
 
-    said: list[tuple[str, str, dict[str, Any]]] = attrs.field(factory=list)
+    entries: list[tuple[str, str, dict[str, Any]]] = attrs.field(factory=list)
     more: trio.Event = attrs.field(factory=trio.Event)
 
     def __getattr__(self, level: str) -> Callable[..., None]:
-        def say(event: str, **fields: Any) -> None:
-            self.said.append((level, event, fields))
+        def log(event: str, **fields: Any) -> None:
+            self.entries.append((level, event, fields))
             self.more.set()
             self.more = trio.Event()
 
-        return say
+        return log
 
-    async def lines(self, count: int) -> None:
-        """Until so many lines were said."""
+    async def wait_for(self, count: int) -> None:
+        """Wait until *count* lines were logged."""
         with trio.fail_after(5):
-            while len(self.said) < count:
+            while len(self.entries) < count:
                 await self.more.wait()
 
     @property
     def events(self) -> list[tuple[str, str]]:
-        return [(level, event) for level, event, _ in self.said]
+        return [(level, event) for level, event, _ in self.entries]
 
 
 @attrs.define(eq=False)
-class Fitting:
-    """A UnitFit whose manager answers by the limits, and counts its questions."""
+class CheckWithScriptedManager:
+    """A UnitCheck with a scripted result for each StopLimits; compared has the calls, in order."""
 
     answers: dict[StopLimits, UnitComparison] = attrs.field(factory=dict)
-    log: Log = attrs.field(factory=Log)
-    asked: list[StopLimits] = attrs.field(factory=list)
-    fit: UnitCheck = attrs.field(init=False)
+    log: RecordingLog = attrs.field(factory=RecordingLog)
+    compared: list[StopLimits] = attrs.field(factory=list)
+    check: UnitCheck = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.fit = UnitCheck(self.log, {"HOME": "/x"}, 60.0)  # type: ignore[arg-type]
+        self.check = UnitCheck(self.log, {"HOME": "/x"}, 60.0)  # type: ignore[arg-type]
 
-    def look(self, environ: Any, watchdog: Any, limits: StopLimits) -> UnitComparison:
+    def compare(self, environ: Any, watchdog: Any, limits: StopLimits) -> UnitComparison:
         assert (environ, watchdog) == ({"HOME": "/x"}, 60.0)
-        self.asked.append(limits)
+        self.compared.append(limits)
         return self.answers.get(limits, UnitComparison("r.service"))
 
 
 @pytest.fixture
-def fitting(monkeypatch: pytest.MonkeyPatch) -> Fitting:
-    made = Fitting()
-    monkeypatch.setattr(unit_check, "compare_own_unit", made.look)
-    return made
+def scripted(monkeypatch: pytest.MonkeyPatch) -> CheckWithScriptedManager:
+    scripted = CheckWithScriptedManager()
+    monkeypatch.setattr(unit_check, "compare_own_unit", scripted.compare)
+    return scripted
 
 
-def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
+def test_strict_refuses_a_fault_and_nothing_else(scripted: CheckWithScriptedManager) -> None:
     """Only a stop budget that does not fit refuses a start; advice and notes are said."""
-    fitting.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED, MIXED))
-    fitting.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
-    assert fitting.fit.fits(LIMITS)
-    assert not fitting.fit.fits(LONGER)
-    assert fitting.log.events == [
+    scripted.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED, MIXED))
+    scripted.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
+    assert scripted.check.fits(LIMITS)
+    assert not scripted.check.fits(LONGER)
+    assert scripted.log.events == [
         ("warning", "unit.advice"),
         ("info", "unit.note"),
         ("error", "unit.timeout_too_short"),
     ]
-    *_, (_, _, fields) = fitting.log.said
+    *_, (_, _, fields) = scripted.log.entries
     assert fields == {
         "directive": "TimeoutStopSec",
         "reason": "too short",
@@ -95,48 +95,52 @@ def test_strict_refuses_a_fault_and_nothing_else(fitting: Fitting) -> None:
     }
 
 
-def test_strict_says_when_nothing_is_known(fitting: Fitting) -> None:
+def test_strict_says_when_nothing_is_known(scripted: CheckWithScriptedManager) -> None:
     """A unit that cannot be read refuses nothing, but does not pass for one that fits."""
-    fitting.answers[LIMITS] = UnitComparison(reason="the bus: no")
-    assert fitting.fit.fits(LIMITS)
-    assert fitting.log.said == [("warning", "unit.unavailable", {"reason": "the bus: no"})]
+    scripted.answers[LIMITS] = UnitComparison(reason="the bus: no")
+    assert scripted.check.fits(LIMITS)
+    assert scripted.log.entries == [("warning", "unit.unavailable", {"reason": "the bus: no"})]
 
 
 async def test_it_is_asked_once_for_the_same_limits(
-    fitting: Fitting, nursery: trio.Nursery
+    scripted: CheckWithScriptedManager, nursery: trio.Nursery
 ) -> None:
     """Ready, and reloads that change nothing, lead to one question; a change to another one."""
-    fitting.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED,))
-    fitting.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
+    scripted.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED,))
+    scripted.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
     now = LIMITS
-    nursery.start_soon(fitting.fit.serve, lambda: now)
+    nursery.start_soon(scripted.check.serve, lambda: now)
     await wait_all_tasks_blocked()
-    assert fitting.asked == []
-    fitting.fit.request()
-    await fitting.log.lines(1)
-    fitting.fit.request()
+    assert scripted.compared == []
+    scripted.check.request()
+    await scripted.log.wait_for(1)
+    scripted.check.request()
     await wait_all_tasks_blocked()
     now = LONGER
-    fitting.fit.request()
-    await fitting.log.lines(2)
-    assert fitting.asked == [LIMITS, LONGER]
+    scripted.check.request()
+    await scripted.log.wait_for(2)
+    assert scripted.compared == [LIMITS, LONGER]
     # What was said is not said again.
-    assert fitting.log.events == [("warning", "unit.advice"), ("error", "unit.timeout_too_short")]
+    assert scripted.log.events == [("warning", "unit.advice"), ("error", "unit.timeout_too_short")]
 
 
-async def test_silence_without_a_manager(fitting: Fitting, nursery: trio.Nursery) -> None:
+async def test_silence_without_a_manager(
+    scripted: CheckWithScriptedManager, nursery: trio.Nursery
+) -> None:
     """Where nobody tells of a unit, that is a line for who debugs, and nothing more."""
-    fitting.answers[LIMITS] = UnitComparison(reason="this process is not of a service unit")
-    nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
-    fitting.fit.request()
-    await fitting.log.lines(1)
-    assert fitting.log.events == [("debug", "unit.unavailable")]
+    scripted.answers[LIMITS] = UnitComparison(reason="this process is not of a service unit")
+    nursery.start_soon(scripted.check.serve, lambda: LIMITS)
+    scripted.check.request()
+    await scripted.log.wait_for(1)
+    assert scripted.log.events == [("debug", "unit.unavailable")]
 
 
-async def test_a_unit_that_fits_is_said_to(fitting: Fitting, nursery: trio.Nursery) -> None:
+async def test_a_unit_that_fits_is_said_to(
+    scripted: CheckWithScriptedManager, nursery: trio.Nursery
+) -> None:
     """That nothing was found is a line of its own, so that silence means that nobody has looked."""
-    fitting.answers[LIMITS] = UnitComparison("r.service", findings=(MIXED,))
-    nursery.start_soon(fitting.fit.serve, lambda: LIMITS)
-    fitting.fit.request()
-    await fitting.log.lines(2)
-    assert fitting.log.events == [("info", "unit.ok"), ("info", "unit.note")]
+    scripted.answers[LIMITS] = UnitComparison("r.service", findings=(MIXED,))
+    nursery.start_soon(scripted.check.serve, lambda: LIMITS)
+    scripted.check.request()
+    await scripted.log.wait_for(2)
+    assert scripted.log.events == [("info", "unit.ok"), ("info", "unit.note")]
