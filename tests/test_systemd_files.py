@@ -1,6 +1,6 @@
-"""What systemd/ holds fits together, and fits the program: no manager is asked here.
+"""The files in systemd/ are consistent with each other and with the program.
 
-What a real manager makes of it is in tests/systemd.
+No manager is involved: tests/systemd runs the units under a real one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def span(text: str) -> float:
 
 
 def stop_times(values: dict[str, str]) -> tuple[float, float, float]:
-    """TimeoutStopSec, TimeoutAbortSec, and the longest that the reaper may take by itself."""
+    """TimeoutStopSec, TimeoutAbortSec, and the longest time that the reaper itself takes."""
     words = shlex.split(values["ExecStopPost"])
     reaper = sum(span(word.partition("=")[2]) for word in words if word.startswith("--"))
     return span(values["TimeoutStopSec"]), span(values["TimeoutAbortSec"]), reaper
@@ -54,13 +54,13 @@ def test_the_unit_allows_the_longest_stop(drop_in: str, critical: float) -> None
     budget = critical + StopConfig().cleanup + 3
     assert limit >= budget * 1.1
     assert critical < reaper < limit
-    # Stop, abort, reaper, and what systemd itself does to whoever is left.
+    # Stop, abort, reaper, and the signals of systemd to the processes that are left.
     left_over = 0 if "process" in values["KillMode"] else 2 * limit
     assert limit + abort + limit + left_over < FORCED_POWER_OFF
 
 
 def test_an_instance_is_the_service_with_names_of_its_own() -> None:
-    """reconciled@.service differs from reconciled.service by ``-%i``, and by who starts it."""
+    """reconciled@.service differs from reconciled.service by ``-%i``, and by its target."""
     own = {
         "Description": "Reconciliation daemon, instance %i",
         "SyslogIdentifier": "reconciled-%i",
@@ -77,7 +77,7 @@ def test_an_instance_is_the_service_with_names_of_its_own() -> None:
 
 
 def test_every_directive_is_argued() -> None:
-    """docs/systemd.md says why each line of the unit is there, and argues no other."""
+    """docs/systemd.md gives the reason of each line of the unit, and of no other."""
     text = (ROOT / "docs/systemd.md").read_text()
     table = text.partition("<!-- directives -->")[2].partition("\n\n###")[0]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -95,7 +95,7 @@ def test_what_is_newer_names_its_version() -> None:
 
 @pytest.mark.parametrize("path", DROP_INS, ids=[path.name for path in DROP_INS])
 def test_a_drop_in_changes_something(path: Path) -> None:
-    """Each line of a drop-in differs from the unit's: what is the same there is not said twice."""
+    """Each line of a drop-in differs from the unit: nothing is repeated."""
     assert settings(path)
     assert [each for each in settings(path) if each in settings(SERVICE)] == []
 
@@ -110,20 +110,20 @@ def test_the_command_line_takes_what_the_units_call() -> None:
     ]
     assert len(called) > 5
     for program, *arguments in called:
-        # By name, which systemd looks up: a venv's link and a package's file both are found.
+        # A name, which systemd resolves: it finds the link of a venv and the file of a package.
         assert program == "reconciled"
         assert _parsed(arguments).verb == arguments[0]
 
 
 def test_everything_is_installed() -> None:
-    """The installer names each file that is no drop-in of somebody's choice."""
+    """The installer names each file that is not an optional drop-in."""
     text = (SYSTEMD / "install.sh").read_text()
     files = [path.name for path in SYSTEMD.glob("reconciled*")]
     assert [name for name in files if name not in text] == []
 
 
 def test_the_installer_is_a_shell_program() -> None:
-    """Bash can read it; without a verb it says what may be set, and changes nothing."""
+    """Bash can parse it; without a verb it lists its variables, and changes nothing."""
     told = subprocess.run(
         [SYSTEMD / "install.sh"], capture_output=True, text=True, timeout=10, check=False
     )
@@ -135,7 +135,7 @@ def test_the_installer_is_a_shell_program() -> None:
 
 
 def test_the_installed_configuration_is_valid(tmp_path: Path) -> None:
-    """What a first installation writes can be read, and names what the unit makes."""
+    """The configuration of a first installation is valid, and has the directories of the unit."""
     path = tmp_path / "reconciled.yaml"
     path.write_text((SYSTEMD / "reconciled.yaml").read_text())
     path.chmod(0o640)

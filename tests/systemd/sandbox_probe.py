@@ -1,6 +1,6 @@
-"""Run by the daemon inside its unit: tries what a sandbox may refuse, and reports to argv[1].
+"""Run by the daemon inside its unit: tries calls that a sandbox may refuse, reports to argv[1].
 
-Standard library alone, for it runs with the guest's own Python.
+It uses the standard library alone, since it runs with the Python of the guest.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ HERE = Path(tempfile.mkdtemp(dir=REPORT.parent))
 
 
 def call(result: int) -> None:
-    """Raise what a C function has failed with."""
+    """Raise the error of a C function that failed."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -127,7 +127,7 @@ def own_chown() -> None:
 
 
 def setgid_bit() -> None:
-    """A file that gives its group to whoever runs it."""
+    """A file with the setgid bit."""
     path = HERE / "setgid"
     path.write_text("x")
     path.chmod(0o2755)

@@ -1,4 +1,4 @@
-"""The stop budget against the real unit: what does not fit is named, and its remedy is one."""
+"""The stop budget against the real unit: misfits are named, and their remedies work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def told(service: Service) -> dict[str, str]:
 
 
 def checked(container: Container, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """What ``check --json`` says inside, as root from a shell."""
+    """The output of ``check --json`` inside, as root from a shell."""
     ran = container.run("reconciled", "check", "--json", *arguments, check=False)
     assert ran.returncode == code, ran.stdout + ran.stderr
     data: dict[str, Any] = json.loads(ran.stdout)
@@ -51,7 +51,7 @@ def directives(data: dict[str, Any]) -> set[str]:
 
 
 def test_what_does_not_fit_is_named(service: Service) -> None:
-    """Each misfit is a line of the log at the start, with its remedy; budget says it and is 1."""
+    """Each misfit is logged at the start with its remedy; `budget` shows it and exits 1."""
     service.configure(LONG, state=STATE)
     service.drop_in(UNFIT)
     service.start()
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_named(service: Service) -> None:
 
 
 def test_what_check_says_to_paste_puts_it_right(service: Service) -> None:
-    """Before the first start check names the same; with its lines in a shell, nothing is left."""
+    """`check` names the same before the first start; its commands remove every finding."""
     container = service.container
     service.configure(LONG, state=STATE)
     service.drop_in(UNFIT)
@@ -90,7 +90,7 @@ def test_what_check_says_to_paste_puts_it_right(service: Service) -> None:
 
 
 def test_strict_refuses_before_anything_begins(service: Service) -> None:
-    """``run --strict`` under a limit that is too short is 78, with no state, and no restart."""
+    """``run --strict`` under a limit that is too short is 78, without state or restart."""
     service.configure(LONG, state=STATE)
     service.drop_in(f"{STRICT}TimeoutStopSec=10s\n")
     assert service.start(check=False).returncode != 0
@@ -106,7 +106,7 @@ def test_strict_refuses_before_anything_begins(service: Service) -> None:
 
 
 def test_a_reload_that_asks_for_more_is_measured_again(service: Service) -> None:
-    """A longer stop.critical that no longer fits is told when the reload is in force."""
+    """A stop.critical that no longer fits is logged once the reload is in force."""
     service.configure({"drain": "1s", "critical": "6s"})
     service.start()
     service.wait_for("unit.ok")
@@ -116,8 +116,8 @@ def test_a_reload_that_asks_for_more_is_measured_again(service: Service) -> None
     assert "below the stop budget of 10m8s" in misfit.fields["reason"]
 
 
-def test_without_a_bus_nothing_is_said(own_container: Container) -> None:
-    """No bus: the daemon starts and says nothing; root's check still reads by systemctl."""
+def test_without_a_bus_nothing_is_logged(own_container: Container) -> None:
+    """Without a bus the daemon starts silently; `check` as root reads the unit by systemctl."""
     service = Service(own_container)
     service.clean()
     service.configure(LONG, state=STATE, log={"level": "debug"})
@@ -128,12 +128,12 @@ def test_without_a_bus_nothing_is_said(own_container: Container) -> None:
     assert told(service) == {}
     data = checked(own_container)
     assert data["unit"]["read"] == "systemctl"
-    # Without the bus nobody can ask logind.
+    # Without the bus logind cannot be queried.
     assert directives(data) == {"TimeoutStopSec"}
 
 
 def test_what_is_in_the_way_of_files_and_sockets_is_named(service: Service) -> None:
-    """A file out of the sandbox's reach, and a socket that goes with a stop, are told by check."""
+    """`check` names a file outside the sandbox, and a socket that a stop removes."""
     container = service.container
     files = {"f": {"reconciler": "file", "watch": [{"directory": "resources"}]}}
     service.configure(state=STATE, controllers=files)

@@ -1,4 +1,4 @@
-"""Whatever happens to the service, in whatever order: nothing runs twice, is cut, or is left over.
+"""Random events of the service in any order: nothing runs twice, is cut, or is left behind.
 
     CHAOS_SEED=123 pytest tests/systemd/test_chaos.py      the same choices again
     CHAOS_EVENTS=40 pytest tests/systemd/test_chaos.py     longer, by hand
@@ -29,9 +29,9 @@ PROGRAM = Path(__file__).parent / "chaos_program.py"
 BUDGET = "20s"
 STOP = {"drain": "200ms", "critical": BUDGET, "cleanup": "1s"}
 SOON = "[Service]\nRestartSec=100ms\nLimitCORE=0\n"
-# What the daemon may end with; an end by a signal, ours, has no code.
+# The exit codes that the daemon may have; an end by a signal of the test has none.
 CODES = {"0", "3", "75", "78"}
-# name: how long its program works, what the program is, what the manifest says
+# name: seconds of work, arguments of the program, further fields of the manifest
 KEYS: dict[str, tuple[float, list[str], dict[str, object]]] = {
     "grave": (0.6, ["critical"], {"critical": {"budget": BUDGET}}),
     "graver": (1.2, ["critical", "steps"], {"critical": {"budget": BUDGET}}),
@@ -57,7 +57,7 @@ class Line:
 
 @attrs.define(eq=False)
 class Chaos:
-    """The service, what is declared, and what happens to it."""
+    """The service, its manifests, and the events so far."""
 
     service: Service
     choose: random.Random
@@ -68,7 +68,7 @@ class Chaos:
     told: list[str] = attrs.field(factory=list)
 
     def declare(self, key: str) -> None:
-        """A manifest of *key* that wants a new version."""
+        """Write a manifest of *key* with a new version."""
         seconds, words, spec = KEYS[key]
         self.versions[key] = self.versions.get(key, 0) + 1
         self.gone.discard(key)
@@ -78,7 +78,7 @@ class Chaos:
         self.service.declare(key, apply=apply, remove=remove, **spec)
 
     def configure(self) -> None:
-        """The configuration, whose controller is another one each time."""
+        """Write the configuration, each time with a changed controller."""
         self.options += 1
         watch = [{"directory": "resources"}]
         controller = {"reconciler": "exec", "watch": watch, "max_recoveries": 3 + self.options % 2}
@@ -89,18 +89,18 @@ class Chaos:
         events = {self.order: 5, self.change: 6, self.kill: 6, self.outside: 2}
         events |= {self.reload_bad: 1, self.reload_other: 2}
         self.choose.choices(list(events), list(events.values()))[0]()
-        # How far things come before the next event; nobody relies on it.
+        # A random time for progress before the next event.
         time.sleep(self.choose.choice((0.0, 0.05, 0.2, 0.5)))
 
     def systemctl(self, *words: str) -> None:
-        """Run systemctl to its end, which has to come; with success or without."""
+        """Run systemctl, which has to end, successfully or not."""
         try:
             self.service.systemctl(*words, check=False, within=45)
         except subprocess.TimeoutExpired:
             pytest.fail(f"{self}\n{words} does not end\n{self.whereabouts()}")
 
     def order(self) -> None:
-        """What an administrator says, waiting for it or not."""
+        """A command of an administrator, waited for or not."""
         verb = self.choose.choice(("stop", "start", "start", "restart", "reload"))
         if self.choose.random() < 0.5:
             self.told.append(verb)
@@ -110,7 +110,7 @@ class Chaos:
             self.begun.append(self.service.begin(verb))
 
     def change(self) -> None:
-        """Manifests change; now and then one goes."""
+        """Manifests change; sometimes one is removed."""
         for key in self.choose.sample(sorted(KEYS), self.choose.choice((1, 2, 6))):
             if key not in self.gone and self.choose.random() < 0.1:
                 self.told.append(f"withdraw {key}")
@@ -121,10 +121,10 @@ class Chaos:
                 self.declare(key)
 
     def kill(self) -> None:
-        """Somebody kills the daemon, the reaper, or both; now and then with new work at hand."""
+        """Kill the daemon, the reaper, or both; sometimes with new work waiting."""
         if self.choose.random() < 0.5:
             self.change()
-            # How far it comes; nobody relies on it.
+            # A random time for progress.
             time.sleep(self.choose.choice((0.05, 0.1, 0.3)))
         kinds = {"main KILL": 2, "main ABRT": 1, "control KILL": 1, "both": 3}
         what = self.choose.choices(list(kinds), list(kinds.values()))[0]
@@ -137,21 +137,21 @@ class Chaos:
             self.systemctl("kill", *words)
 
     def wait_for_reaper(self) -> None:
-        """Until the reaper runs, where there is something to reap."""
+        """Wait until the reaper runs, if it has something to reap."""
         give_up = time.monotonic() + 1
         while time.monotonic() < give_up and self.service.property("ControlPID") == "0":
-            time.sleep(POLL)  # between two looks
+            time.sleep(POLL)  # the interval of the poll
 
     def outside(self) -> None:
-        """What else is started anew around it."""
-        # logind does not always come back to another bus by itself, and we start after it.
+        """Restart other services, or let the manager reload."""
+        # logind does not always reconnect to a new bus, and the daemon starts after it.
         services = [("restart", "systemd-journald"), ("restart", "dbus", "systemd-logind")]
         words = self.choose.choice([("daemon-reload",), ("daemon-reexec",), *services])
         self.told.append(" ".join(words))
         self.systemctl(*words)
 
     def reload_bad(self) -> None:
-        """A reload with a mistake in the configuration, which is put right afterwards."""
+        """A reload with a mistake in the configuration, which is repaired afterwards."""
         self.told.append("reload with a mistake")
         self.service.file("conf.d/wrong.yaml", "stop: {drain: never}\n")
         self.systemctl("reload", self.service.unit)
@@ -161,7 +161,7 @@ class Chaos:
         return f"CHAOS_SEED={SEED} CHAOS_EVENTS={EVENTS}: {', '.join(self.told)}"
 
     def whereabouts(self) -> str:
-        """What the manager does, for the message of a failure."""
+        """The state of the manager, for the message of a failure."""
         asked = (
             ("list-jobs",),
             ("list-units", "--failed"),
@@ -171,7 +171,7 @@ class Chaos:
         return "\n".join([*told, self.service.text()])
 
     def reload_other(self) -> None:
-        """A reload that ends the controller's runs in stages, and has a successor begin."""
+        """A reload that replaces the controller, and so stops its runs in stages."""
         self.told.append("reload with a change")
         self.configure()
         self.begun.append(self.service.begin("reload"))
@@ -179,7 +179,7 @@ class Chaos:
     # -- what came of it ------------------------------------------------------------
 
     def operations(self) -> list[dict[str, object]]:
-        """Those that are open or held."""
+        """The operations that are open or held."""
         told = self.service.container.run("reconciled", "journal", "list", "--json").stdout
         return [each for each in json.loads(told) if each["state"] in ("open", "held")]
 
@@ -188,14 +188,14 @@ class Chaos:
         return self.service.container.root / STATE.lstrip("/") / name
 
     def is_so(self, key: str) -> bool:
-        """Whether what is declared of *key* is the case."""
+        """Whether *key* is as declared."""
         made = self.state(f"keys/{key}")
         if key in self.gone:
             return not made.exists()
         return made.exists() and made.read_text() == str(self.versions[key])
 
     def settled(self) -> bool:
-        """Whether nothing is open but what is held, and all else is as declared."""
+        """Whether all open operations are held, and all other keys are as declared."""
         if all(self.is_so(key) for key in KEYS) and not self.operations():
             return True
         found = self.operations()
@@ -204,7 +204,7 @@ class Chaos:
         return len(held) == len(found) and all(map(self.is_so, others))
 
     def ledger(self) -> list[Line]:
-        """What the programs have told."""
+        """The records of the programs."""
         found = []
         for line in self.state("ledger").read_text().splitlines():
             what, key, operation, attempt, step, pid, at, _ = line.split()
@@ -222,7 +222,7 @@ def chaos(own_container: Container) -> Chaos:
     program.write_text("#!/opt/reconciled/bin/python3 -IS\n" + PROGRAM.read_text())
     program.chmod(0o755)
     service.drop_in(SOON)
-    # Restarted so often only here.
+    # This test restarts them more often than the start limit allows.
     for other in ("dbus", "systemd-journald", "systemd-logind"):
         place = f"/etc/systemd/system/{other}.service.d/often.conf"
         own_container.write(place, "[Unit]\nStartLimitIntervalSec=0\n")
@@ -243,7 +243,7 @@ def test_whatever_happens(chaos: Chaos) -> None:
     print(chaos)
     for each in chaos.begun:
         each.communicate(timeout=30)
-    # A start whose daemon was just killed fails as a job; the unit is restarted all the same.
+    # A start job fails if its daemon is killed; the unit is restarted all the same.
     service.start(check=False)
     try:
         service.wait_for_state("active")
@@ -262,7 +262,7 @@ def test_whatever_happens(chaos: Chaos) -> None:
 
 
 def wrong_in_ledger(lines: Sequence[Line]) -> list[str]:
-    """Two at once, a critical one that was ended, one that ran twice, a step that was repeated."""
+    """Two programs at once, a critical one that was ended, a repeated run or step."""
     wrong = [f"{line}" for line in lines if line.what == "beside-another" or "refused" in line.what]
     attempts: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
@@ -296,7 +296,7 @@ def wrong_in_ledger(lines: Sequence[Line]) -> list[str]:
 
 
 def wrong_in_journal(text: str) -> list[str]:
-    """A traceback, a limit that ran out, an end that is none of the contract's."""
+    """A traceback, an exceeded limit, an exit code that the contract does not have."""
     patterns: Sequence[str | Callable[[str], bool]] = (
         r"Traceback \(most recent call last\)",
         r"timed out|start-limit-hit|Killing process|Failed with result 'timeout'",
@@ -308,7 +308,7 @@ def wrong_in_journal(text: str) -> list[str]:
 
 
 def wrong_in_unit(service: Service) -> list[str]:
-    """What is left after the last stop."""
+    """Processes and states that are left after the last stop."""
     shown = service.show("ActiveState", "Result", "ExecMainStatus")
     wrong = [] if shown["ActiveState"] == "inactive" else [f"after the stop: {shown}"]
     group = service.container.root / f"sys/fs/cgroup/system.slice/{service.unit}"

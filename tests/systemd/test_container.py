@@ -1,4 +1,4 @@
-"""The container itself: what the other tests here stand on."""
+"""The container itself, which the other tests rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials and directories under a real manager: who gets them, and where they never stand."""
+"""Credentials and directories under a real manager: who gets them, and where they never appear."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ VALUE = "tok-Q7x9-first-secret"
 NEXT = "tok-Z3w5-second-secret"
 LOADS = "[Service]\nLoadCredential=api-token:reconciled-test.token\nRestartSec=100ms\n"
 TOKEN = {"TOKEN": {"credential": "api-token"}}
-# Notes the secret in a form that nobody takes for it.
+# Records a digest of the secret, not the secret.
 NOTES = 'echo "$N $(printf %s "$TOKEN" | sha256sum)" >>$STATE_DIRECTORY/noted'
 
 
 @attrs.frozen
 class Store:
-    """``/etc/credstore`` of the guest, where relative names are looked for."""
+    """``/etc/credstore`` of the guest, in which systemd resolves relative names."""
 
     container: Container
 
     def put(self, name: str, value: str) -> None:
-        """As an administrator does: for root alone."""
+        """Write a credential, readable for root alone."""
         self.container.write(f"/etc/credstore/{name}", f"{value}\n", mode=0o600)
 
     def remove(self, name: str) -> None:
-        """Take it away again."""
+        """Remove it."""
         (self.container.root / "etc/credstore" / name).unlink(missing_ok=True)
 
 
@@ -50,13 +50,13 @@ def state(service: Service, name: str) -> Path:
 
 
 def noted(service: Service) -> list[str]:
-    """What the programs noted so far: ``N DIGEST``."""
+    """The lines that the programs recorded so far: ``N DIGEST``."""
     file = state(service, "noted")
     return [line.rstrip(" -") for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def line(number: int, value: str) -> str:
-    """What run *number* notes where it finds *value*."""
+    """The line that run *number* records if it finds *value*."""
     return f"{number} {hashlib.sha256(value.encode()).hexdigest()}"
 
 
@@ -71,8 +71,8 @@ def holders(service: Service, value: str) -> list[str]:
 
 
 def test_a_credential_reaches_its_program_and_nothing_else(service: Service, store: Store) -> None:
-    """The program gets it; no line of the journal and no file of ours has it, whatever it says."""
-    store.put("reconciled.kubeconfig", VALUE)  # the shipped unit loads it, where it is there
+    """The program gets the credential; no journal line and no file of the daemon contains it."""
+    store.put("reconciled.kubeconfig", VALUE)  # the shipped unit loads it if it exists
     service.configure(state=STATE)
     token = {"TOKEN": {"credential": "kubeconfig"}, "N": "1"}
     service.declare("quiet", apply=[service.script("quiet", NOTES)], environment=token)
@@ -88,12 +88,12 @@ def test_a_credential_reaches_its_program_and_nothing_else(service: Service, sto
     journal = service.container.run("journalctl", "--no-pager", "-o", "export").stdout
     assert "I have [redacted]" in journal
     assert VALUE not in journal + said
-    # What a program itself prints into its output file is its own affair.
+    # A program may print it into its own output file.
     assert {Path(file).name for file in holders(service, VALUE)} == {"check.log", "apply.log"}
 
 
 def test_a_new_value_comes_with_a_restart(service: Service, store: Store) -> None:
-    """A value that has changed in the store is seen after a restart, and not after a reload."""
+    """A changed value in the store takes effect after a restart, not after a reload."""
     store.put("reconciled-test.token", VALUE)
     service.configure()
     apply = [service.script("notes", NOTES)]
@@ -107,16 +107,16 @@ def test_a_new_value_comes_with_a_restart(service: Service, store: Store) -> Non
     wait_until(lambda: len(noted(service)) == 2, "the second run")
     service.restart()
     service.declare("site", apply=apply, environment=TOKEN | {"N": "3"})
-    # Another value is no other spec: after the restart nothing ran until this was declared.
+    # A new value is not a new spec: after the restart nothing ran before this manifest.
     service.wait_for("reconcile.done", nth=3, key="x/site")
     assert noted(service) == [line(1, VALUE), line(2, VALUE), line(3, NEXT)]
 
 
 def test_without_its_credential_a_run_fails_and_says_what_to_write(service: Service) -> None:
-    """A credential that nobody handed in is a failed run with the line that brings it."""
+    """A missing credential fails the run, with the unit line that would load it."""
     service.configure()
     service.declare("site", apply=["true"], environment=TOKEN)
-    service.drop_in(LOADS)  # the name is relative: where it is not in the store, nothing is loaded
+    service.drop_in(LOADS)  # a relative name that is not in the store loads nothing
     service.start()
     reason = service.wait_for("reconcile.failed", key="x/site").fields["reason"]
     assert reason == (
@@ -130,7 +130,7 @@ def test_without_its_credential_a_run_fails_and_says_what_to_write(service: Serv
 def test_an_interrupted_operation_without_its_credential_is_held(
     service: Service, store: Store
 ) -> None:
-    """Where the pinned secret is gone the key is held, and goes on once it is back and wanted."""
+    """Without its pinned secret the key is held; it continues after the secret is back."""
     store.put("reconciled-test.token", VALUE)
     service.configure(state=STATE)
     waits = f"{NOTES}; cd $STATE_DIRECTORY; touch running; until [ -e go ]; do sleep 0.02; done"
@@ -162,7 +162,7 @@ def test_an_interrupted_operation_without_its_credential_is_held(
 
 
 def test_the_directories_of_the_unit(service: Service) -> None:
-    """Programs find the directories that the unit has, with a home, and nothing of the manager."""
+    """Programs get the unit's directories and a home, and no variable of the manager."""
     service.configure()
     wants = "STATE|CACHE|RUNTIME|CONFIGURATION|CREDENTIALS"
     text = f"""
@@ -193,7 +193,7 @@ touch $CONFIGURATION_DIRECTORY/x 2>/dev/null || echo refused >>where"""
 
 
 def split(service: Service) -> None:
-    """A configuration of several files, all of them root's and readable for its group alone."""
+    """A configuration of several files, owned by root and readable for its group."""
     service.configure(controllers={}, plugins={"directories": ["plugins"]})
     included = {"p": {"reconciler": "probe:ProbeReconciler", "watch": [{"directory": "../probes"}]}}
     service.file("conf.d/p.yaml", yaml.safe_dump({"controllers": included}))
@@ -204,14 +204,14 @@ def split(service: Service) -> None:
 
 
 def test_a_configuration_that_its_group_alone_may_read(service: Service) -> None:
-    """Includes, plugins and manifests of root are read by the service's user, as its group may."""
+    """The service's user reads includes, plugins and manifests of root by its group."""
     split(service)
     service.start()
     service.wait_for("probe.began", key="p/a")
 
 
 def test_an_included_directory_that_may_not_be_listed_is_refused(service: Service) -> None:
-    """A conf.d that the service may not list is no empty one: the start is refused with 78."""
+    """A conf.d that the service may not list is not taken as empty: the start fails with 78."""
     split(service)
     service.container.run("chmod", "700", f"{ETC}/conf.d")
     service.start(check=False)

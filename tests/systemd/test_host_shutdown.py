@@ -1,4 +1,4 @@
-"""A shutdown of the machine, with a real logind: what runs ends before anything is stopped.
+"""A shutdown of the machine, with a real logind: work ends before services are stopped.
 
 The inhibitor lock, its loss and a cancelled shutdown are tested in containers of their own: each
 test powers its machine off, or breaks services that others need.
@@ -23,12 +23,12 @@ NETWORK = """\
 ExecStart=sleep infinity
 ExecStop=echo the network has gone
 """
-# Loaded, as logind wants it before it announces anything, and impossible to start.
+# logind requires that the unit is loaded before it announces a shutdown; it cannot start.
 IMPOSSIBLE = "[Unit]\nRequires=nowhere-to-be-found.service\n"
 
 
 def listed(container: Container) -> list[str]:
-    """Who delays a shutdown, by logind's word."""
+    """The processes that delay a shutdown, according to logind."""
     told = container.run(
         "systemd-inhibit", "--list", "--no-legend", "--no-pager", check=False
     ).stdout
@@ -36,12 +36,12 @@ def listed(container: Container) -> list[str]:
 
 
 def wait_for_lock(container: Container) -> None:
-    """Until logind knows of the daemon's lock, and of one alone."""
+    """Wait until logind lists exactly one lock of the daemon."""
     wait_until(lambda: listed(container).count("reconciled") == 1, "the lock is listed")
 
 
 def lines_on(console: str) -> list[dict[str, Any]]:
-    """The daemon's lines, and others as messages, in the order in which the console got them."""
+    """The lines of the daemon, and others as messages, in the order of the console."""
     found = []
     for line in console.splitlines():
         _, brace, rest = line.partition(": {")
@@ -53,7 +53,7 @@ def lines_on(console: str) -> list[dict[str, Any]]:
 
 
 def index_of(lines: list[dict[str, Any]], event: str, **fields: Any) -> int:
-    """Where the first such line is."""
+    """The index of the first such line."""
     for index, line in enumerate(lines):
         if event in line["event"] and fields.items() <= line.items():
             return index
@@ -81,14 +81,14 @@ def other_lock(container: Container) -> Iterator[None]:
 
 
 def patient(container: Container, seconds: int) -> None:
-    """Have logind wait so long for locks."""
+    """Set the time for which logind waits for locks."""
     text = f"[Login]\nInhibitDelayMaxSec={seconds}s\n"
     container.write("/etc/systemd/logind.conf.d/60-test.conf", text)
     container.run("systemctl", "restart", "systemd-logind.service")
 
 
 def begin_run(service: Service, name: str, ends: str = "go", **spec: Any) -> None:
-    """Have a run of x/NAME be in the midst of its program, which ends when file *ends* is there."""
+    """Start the program of x/NAME, which ends when the file *ends* exists."""
     here = "$STATE_DIRECTORY"
     text = f"touch {here}/{name}; until [ -e {here}/{ends} ]; do sleep 0.1; done"
     service.declare(name, apply=[service.script(name, text)], **spec)
@@ -96,12 +96,12 @@ def begin_run(service: Service, name: str, ends: str = "go", **spec: Any) -> Non
 
 
 def go(service: Service) -> None:
-    """Let every such program end."""
+    """Let all these programs end."""
     service.container.write("/var/lib/reconciled/go", "")
 
 
 def test_17_what_runs_ends_before_anything_is_stopped(service: Service) -> None:
-    """A power-off waits for an ordinary run, and then stops the network and an idle daemon."""
+    """A power-off waits for an ordinary run, then stops the network and an idle daemon."""
     container = service.container
     patient(container, 30)
     container.write("/etc/systemd/system/network-like.service", NETWORK)
@@ -130,7 +130,7 @@ def test_17_what_runs_ends_before_anything_is_stopped(service: Service) -> None:
 
 
 def test_17_what_outlasts_the_lock_gets_the_stop(service: Service) -> None:
-    """Longer than logind's patience: an ordinary run is interrupted, a critical one ends well."""
+    """Past the delay of logind an ordinary run is interrupted, and a critical one completes."""
     container = service.container
     patient(container, 2)
     service.configure({"drain": "1s", "critical": "20s", "cleanup": "500ms"}, log=JSON)
@@ -155,7 +155,7 @@ def test_17_what_outlasts_the_lock_gets_the_stop(service: Service) -> None:
 
 
 def test_17_called_off(service: Service) -> None:
-    """A shutdown that fails: meanwhile nothing begins, afterwards it does; the lock is back."""
+    """During a shutdown that fails nothing begins; afterwards work and lock are back."""
     container = service.container
     patient(container, 30)
     container.write("/etc/systemd/system/poweroff.target.d/test.conf", IMPOSSIBLE)
@@ -174,7 +174,7 @@ def test_17_called_off(service: Service) -> None:
     service.wait_for("shutdown.cancelled")
     service.wait_for("reconcile.done", key="x/late")
     wait_for_lock(container)
-    # A stop in a pause is a stop as always.
+    # A stop during a pause works as usual.
     with other_lock(container):
         container.power_off()
         service.wait_for("shutdown.announced", nth=2)
@@ -183,7 +183,7 @@ def test_17_called_off(service: Service) -> None:
 
 
 def test_17_logind_forgets_a_shutdown(service: Service) -> None:
-    """A logind that is killed in the midst of it comes anew and knows nothing: work goes on."""
+    """If logind is killed during a shutdown and restarts without knowing of it, work continues."""
     container = service.container
     patient(container, 30)
     service.configure(log=JSON)
@@ -230,7 +230,7 @@ def test_18_logind_and_dbus_are_restarted(service: Service) -> None:
     ids=["polkit", "dbus", "logind"],
 )
 def test_18_without(service: Service, units: list[str], says: str) -> None:
-    """Without polkit, logind or the bus: one warning that says what to do, and all else as ever."""
+    """Without polkit, logind or the bus one warning names the remedy; all else works."""
     container = service.container
     service.systemctl("mask", "--runtime", "--now", *units)
     service.configure(log=JSON)
@@ -249,7 +249,7 @@ def test_18_without(service: Service, units: list[str], says: str) -> None:
 
 
 def test_18_polkit_is_not_installed(service: Service) -> None:
-    """Without polkit on the machine: one warning that says to install it."""
+    """Without polkit on the machine one warning suggests to install it."""
     container = service.container
     activation = (
         container.root / "usr/share/dbus-1/system-services/org.freedesktop.PolicyKit1.service"

@@ -1,4 +1,4 @@
-"""Installing the service and taking it away, several daemons at once, and a boot."""
+"""Installation and removal of the service, several daemons on one machine, and a boot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = CHECKOUT / "docs/systemd.md"
 
 @pytest.fixture(scope="module")
 def wheels() -> Path:
-    """What the lock names, for the guest's Python; fetched once, for a container has no network."""
+    """The locked packages for the guest's Python, fetched once: a container has no network."""
     try:
         version = guest_python()
     except Missing as missing:
@@ -48,8 +48,8 @@ def wheels() -> Path:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Container]:
-    """A machine that never had the program, no network, and a checkout that cannot be written."""
-    # Of its own, for what somebody edits meanwhile would be another version.
+    """A machine without the program or a network, and a read-only checkout."""
+    # A copy, since an edit of the checkout meanwhile would be another version.
     source = tmp_path_factory.mktemp("source")
     for name in ("reconciled", "systemd", "requirements"):
         shutil.copytree(CHECKOUT / name, source / name)
@@ -67,12 +67,12 @@ def machine(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[
 
 
 def there(machine: Container, path: str) -> bool:
-    """Whether the guest has *path*; links are not followed, they lead outside of it."""
+    """Whether the guest has *path*; links are not followed, since they lead outside."""
     return machine.run("test", "-L", path, "-o", "-e", path, check=False).returncode == 0
 
 
 def test_an_installation_from_its_first_day_to_its_last(machine: Container) -> None:
-    """One command installs, again upgrades, another takes away; state and configuration stay."""
+    """One command installs and upgrades, one removes; state and configuration are kept."""
     service = Service(machine)
     configuration = "/etc/reconciled/reconciled.yaml"
     told = machine.run(*INSTALLER, "install", within=100).stdout
@@ -81,14 +81,14 @@ def test_an_installation_from_its_first_day_to_its_last(machine: Container) -> N
     owner = machine.run("stat", "--format=%U:%G %a", configuration).stdout.strip()
     assert owner == "root:reconciled 640"
 
-    # What the three lines say works.
+    # The three commands of the output work.
     machine.run("reconciled", "check")
     service.systemctl("enable", "--now", "reconciled")
     assert service.property("ActiveState") == "active"
     pid = service.property("MainPID")
 
-    # An upgrade is the same command; the daemon runs on until somebody restarts it. Here it is the
-    # same version again, which is not put under the feet of the daemon that runs.
+    # An upgrade is the same command; the daemon runs until it is restarted. Here it is the same
+    # version again, which does not replace the files of the running daemon.
     mine = machine.read(configuration) + "stop: {drain: 1s}\n"
     machine.write(configuration, mine, mode=0o640)
     told = machine.run(*INSTALLER, "install", within=100).stdout
@@ -109,7 +109,7 @@ def test_an_installation_from_its_first_day_to_its_last(machine: Container) -> N
     machine.run("getent", "passwd", "reconciled")
 
 
-def test_a_directory_of_somebody_else_is_left_alone(machine: Container) -> None:
+def test_a_directory_of_another_program_is_left_alone(machine: Container) -> None:
     """The installer refuses a PREFIX that it did not make, and changes nothing."""
     machine.write("/srv/other/precious", "x")
     told = machine.run("env", "PREFIX=/srv/other", *INSTALLER[1:], "install", check=False)
@@ -147,13 +147,13 @@ def instances(container: Container) -> Iterator[dict[str, Service]]:
 
 
 def applied(container: Container, name: str) -> str:
-    """What the instance *name* has done."""
+    """The record of the instance *name*."""
     path = container.root / f"var/lib/reconciled-{name}/applied"
     return path.read_text() if path.exists() else ""
 
 
 def test_two_daemons_share_nothing(container: Container, instances: dict[str, Service]) -> None:
-    """Each instance has a state, a configuration and a socket of its own, and does its own work."""
+    """Each instance has its own state, configuration, socket and work."""
     for service in instances.values():
         service.start()
     for name in NAMES:
@@ -169,14 +169,14 @@ def test_two_daemons_share_nothing(container: Container, instances: dict[str, Se
 
 
 def test_the_target_is_all_of_them(container: Container, instances: dict[str, Service]) -> None:
-    """What is enabled starts with the machine, and ends and starts again with the target."""
+    """Enabled instances start with the machine, and stop and start with the target."""
     units = [service.unit for service in instances.values()]
     container.run("systemctl", "enable", "reconciled.target", *units)
     wanted = container.run(
         "systemctl", "show", "--property=Wants", "--value", "multi-user.target"
     ).stdout
     assert "reconciled.target" in wanted.split()
-    # As near to a boot as a container comes: everything else goes, and the target comes up.
+    # The nearest to a boot in a container: all other units stop, and the target starts.
     container.run("systemctl", "start", "reconciled.target")
     first = {service.unit: service.property("MainPID") for service in instances.values()}
     assert "0" not in first.values()
@@ -187,6 +187,6 @@ def test_the_target_is_all_of_them(container: Container, instances: dict[str, Se
     container.run("systemctl", "start", "reconciled.target")
     for name, service in instances.items():
         assert service.property("ActiveState") == "active"
-        # The state was kept: nothing is applied again.
+        # The state was kept, so nothing is applied again.
         service.wait_for("daemon.ready", nth=2)
         assert applied(container, name) == f"{name}\n"

@@ -1,4 +1,4 @@
-"""The daemon's log in a real journal: what can be looked for, what a person reads, what is lost."""
+"""The daemon's log in a real journal: queries, readability, and losses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from installed import Service, wait_until
 CATALOG = Path(__file__).resolve().parents[2] / "systemd/reconciled.catalog"
 GOLDEN = Path(__file__).with_name("golden") / "bad_stop.txt"
 LARGE = 3_000_000
-# More than what daemon and kernel keep for a journal that does not read.
+# More than daemon and kernel buffer for a journal that does not read.
 FLOOD, WIDTH = 3000, 1000
 
-# A plugin that says much: what the probe has no need for.
+# A plugin that logs much, which the probe does not.
 TALKER = f"""\
 import attrs, trio
 from pathlib import Path
@@ -65,19 +65,19 @@ def talker(service: Service) -> Service:
 
 
 def asked(service: Service, *words: str) -> str:
-    """What journalctl shows of the run of the service; words are options, and fields to fit."""
+    """The output of journalctl for this run of the service; *words* are options and matches."""
     run = service.property("InvocationID")
     return service.container.run("journalctl", f"_SYSTEMD_INVOCATION_ID={run}", *words).stdout
 
 
 def fields_of(service: Service, *words: str) -> list[dict[str, Any]]:
-    """The entries of it, with all their fields."""
+    """Its entries, with all their fields."""
     told = asked(service, "-o", "json", "--all", *words)
     return [json.loads(line) for line in told.splitlines()]
 
 
 def wait_for_quiet(service: Service) -> None:
-    """Wait for what the daemon says by itself after its start, at any time: not in the midst."""
+    """Wait for the lines that the daemon logs some time after its start."""
     for event in ("daemon.ready", "unit.ok", "shutdown.lock_held"):
         service.wait_for(event)
 
@@ -86,7 +86,7 @@ def wait_for_quiet(service: Service) -> None:
 
 
 def test_an_operation_can_be_looked_for(service: Service) -> None:
-    """By its id, key, kind or priority: the journal itself finds the lines of one operation."""
+    """The journal finds the lines of an operation by its id, key, kind or priority."""
     service.configure(log={"level": "debug"})
     service.declare("site", apply=["true"])
     service.declare("shop", apply=["false"])
@@ -105,7 +105,7 @@ def test_an_operation_can_be_looked_for(service: Service) -> None:
 
 
 def test_the_catalog_explains_an_entry(service: Service) -> None:
-    """``journalctl -x`` shows what happened, with the entry's own fields, and what to type."""
+    """``journalctl -x`` explains an entry with its own fields, and the command to run."""
     service.container.write(
         "/usr/local/lib/systemd/catalog/reconciled.catalog", CATALOG.read_text()
     )
@@ -122,7 +122,7 @@ def test_the_catalog_explains_an_entry(service: Service) -> None:
 
 
 def test_a_traceback_keeps_its_lines(service: Service) -> None:
-    """A traceback is one entry: a field of several lines, and readable below its message."""
+    """A traceback is one entry: a field of several lines, shown below the message."""
     service.configure(log={"level": "debug"})
     service.declare("bad", kind="Probe", do="crash")
     service.start()
@@ -137,7 +137,7 @@ def test_a_traceback_keeps_its_lines(service: Service) -> None:
 
 
 def test_three_megabytes_are_one_entry(talker: Service) -> None:
-    """What is larger than a datagram arrives whole, in one entry, with a message of one line."""
+    """A record larger than a datagram arrives as one complete entry, with a one-line message."""
     talker.declare("all", kind="Talk")
     talker.start()
     talker.wait_for("talk.large", key="c/all")
@@ -153,7 +153,7 @@ def test_three_megabytes_are_one_entry(talker: Service) -> None:
 
 @contextlib.contextmanager
 def standing_still(container: Container) -> Iterator[None]:
-    """The journal's process gets no processor."""
+    """The process of the journal is halted."""
     pid = container.run("systemctl", "show", "-P", "MainPID", "systemd-journald").stdout.strip()
     container.run("kill", "-STOP", pid)
     try:
@@ -163,7 +163,7 @@ def standing_still(container: Container) -> Iterator[None]:
 
 
 def test_a_journal_that_stands_still_holds_up_nothing(talker: Service) -> None:
-    """The loop turns, what does not fit is dropped and counted, and the count stands in place."""
+    """The loop does not block; dropped records are counted, and the count is logged in place."""
     beats = "/var/lib/reconciled/beats"
     talker.declare("all", kind="Talk", do="flood", beats=beats)
     talker.start()
@@ -181,19 +181,19 @@ def test_a_journal_that_stands_still_holds_up_nothing(talker: Service) -> None:
     numbers = [int(entry["RECONCILED_NUMBER"]) for entry in told]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) + dropped == FLOOD
-    # At the place where they are missing: right after the last one that came.
+    # Where they are missing: right after the last one that arrived.
     events = [entry.event for entry in talker.entries()]
     assert events.index("log.dropped") == len(events) - 1 - events[::-1].index("talk.flood") + 1
     talker.stop()
 
 
 def test_what_a_journal_missed_to_the_end_is_told(talker: Service) -> None:
-    """A daemon that ends while the journal stands still leaves the count for it, and the report."""
+    """A daemon that ends while the journal is halted leaves the count, and its stop report."""
     beats = "/var/lib/reconciled/beats"
     talker.declare("all", kind="Talk", do="flood", beats=beats)
     talker.start()
     wait_for_quiet(talker)
-    # Of that process: a unit that was stopped has no run any more to ask about.
+    # By process: a stopped unit has no invocation that could be queried.
     of_run = ("-o", "json", "_TRANSPORT=stdout", f"_PID={talker.property('MainPID')}")
     with standing_still(talker.container):
         talker.container.write(f"{beats}.go", "")
@@ -212,7 +212,7 @@ def test_what_a_journal_missed_to_the_end_is_told(talker: Service) -> None:
 
 
 def test_a_journal_that_was_stopped_gets_what_it_missed(own_container: Container) -> None:
-    """Journal and sockets are stopped and started: not a line of the time between is lost."""
+    """A restart of the journal and its sockets loses no line of the time between."""
     service = Service(own_container)
     service.clean()
     service.configure()
@@ -238,7 +238,7 @@ def test_a_journal_that_was_stopped_gets_what_it_missed(own_container: Container
 
 
 def normalised(text: str) -> list[str]:
-    """Lines as `journalctl` shows them, without what differs from run to run."""
+    """Lines as `journalctl` shows them, with variable parts replaced."""
     for form, instead in (
         (r"^\w{3} +\d+ [\d:]+ \S+ ", ""),  # time and machine
         (r"^ +", "    "),  # as wide as these
@@ -250,12 +250,12 @@ def normalised(text: str) -> list[str]:
         (r"cut off after [\d.a-z]+ by", "cut off after 3s by"),
     ):
         text = re.sub(form, instead, text, flags=re.MULTILINE)
-    # Some versions tell what a service has used.
+    # Some versions log the resources that a service used.
     return [line for line in text.splitlines() if " Consumed " not in line]
 
 
 def test_a_bad_stop_can_be_read(service: Service) -> None:
-    """One screen of ``journalctl -u`` tells what was cut, interrupted and left, and what to do."""
+    """One screen of ``journalctl -u`` shows what was cut, interrupted and left, and what to do."""
     service.configure({"drain": "300ms", "critical": "3s", "cleanup": "500ms"})
     hang = "trap '' TERM\ntouch $STATE_DIRECTORY/hangs\nsleep 60 & wait; wait"
     leak = "setsid sleep 60 &\ntouch $STATE_DIRECTORY/leaks\nsleep 60"
@@ -272,7 +272,7 @@ def test_a_bad_stop_can_be_read(service: Service) -> None:
     shown = service.container.run("journalctl", *of_run).stdout
     golden = GOLDEN.read_text().splitlines()
     told = normalised(shown)[-len(golden) :]
-    # Their order is not all ours: the manager, the daemon and the kernel speak at once.
+    # The order varies: manager, daemon and kernel log concurrently.
     assert sorted(told) == sorted(golden), shown
     assert len(golden) <= 24
     assert max(map(len, golden)) <= 170

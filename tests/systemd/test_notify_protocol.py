@@ -1,4 +1,4 @@
-"""What a real manager makes of what the daemon tells it: start, status, stop, and time for it."""
+"""The notification protocol with a real manager: start, status, stop, and extended timeouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from container import Container
 from installed import STATE, Service, wait_until
 
-# Longer than any test lets a critical operation run.
+# Longer than a critical operation in any of these tests.
 STOP = {"drain": "500ms", "critical": "12s", "cleanup": "500ms"}
 
 HANGS = """
@@ -33,27 +33,27 @@ def wait_for_status(service: Service, text: str) -> None:
 
 
 def answers(service: Service) -> bool:
-    """Whether the manager can be asked."""
+    """Whether the manager answers."""
     return service.systemctl("is-system-running", check=False).stdout.strip() != ""
 
 
 @contextlib.contextmanager
 def held(container: Container) -> Iterator[None]:
-    """The state directory is held by somebody else."""
+    """Hold the lock of the state directory."""
     with (container.root / STATE.lstrip("/") / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def used(service: Service) -> None:
-    """A service that has been started and stopped once, so that its state directory is there."""
+    """A service that was started and stopped once, so that its state directory exists."""
     service.configure(STOP)
     service.start()
     service.stop()
 
 
 def holding(service: Service, seconds: float, **stop: str) -> None:
-    """A service in the midst of a critical operation of so many seconds."""
+    """A service with a critical operation of *seconds* running."""
     service.configure(STOP | stop)
     service.declare("h", kind="Probe", do="critical", seconds=seconds, budget="10s")
     service.start()
@@ -61,7 +61,7 @@ def holding(service: Service, seconds: float, **stop: str) -> None:
 
 
 def ended(process: subprocess.Popen[str], within: float = 15.0) -> int:
-    """The exit code of a systemctl that was not waited for."""
+    """The exit code of a systemctl that was started by begin()."""
     process.communicate(timeout=within)
     return process.returncode
 
@@ -70,14 +70,14 @@ def ended(process: subprocess.Popen[str], within: float = 15.0) -> int:
 
 
 def test_start_waits_for_ready_and_has_its_time(service: Service) -> None:
-    """``systemctl start`` is back when the daemon is ready, be it after TimeoutStartSec."""
+    """``systemctl start`` returns when the daemon is ready, even after TimeoutStartSec."""
     used(service)
     service.drop_in("[Service]\nTimeoutStartSec=3s\n")
     with held(service.container):
         began = time.monotonic()
         starting = service.begin("start")
         wait_for_status(service, "starting: opening the journal")
-        time.sleep(3.2)  # the time itself is what this is about
+        time.sleep(3.2)  # longer than TimeoutStartSec, which is under test
         assert service.property("ActiveState") == "activating"
         assert starting.poll() is None
     assert ended(starting) == 0
@@ -88,7 +88,7 @@ def test_start_waits_for_ready_and_has_its_time(service: Service) -> None:
 
 
 def test_a_start_that_hangs_is_ended_by_its_limit(service: Service) -> None:
-    """Nobody asks for time while the start does not get on: TimeoutStartSec ends it."""
+    """A start that makes no progress is not extended: TimeoutStartSec ends it."""
     service.configure(STOP)
     service.file("plugins/probe.py", HANGS)
     service.drop_in("[Service]\nTimeoutStartSec=4s\nRestart=no\n")
@@ -103,7 +103,7 @@ def test_a_start_that_hangs_is_ended_by_its_limit(service: Service) -> None:
 
 
 def test_each_stage_has_its_status(service: Service) -> None:
-    """``systemctl status`` tells what the daemon does: ready, reloading, draining, stopping."""
+    """``systemctl status`` shows the state: ready, reloading, draining, stopping."""
     holding(service, 6, drain="1500ms")
     wait_for_status(service, "ready: 1 key, 1 running, 0 held")
     service.declare("y", kind="Probe", do="sleep", seconds=600)
@@ -130,7 +130,7 @@ def test_each_stage_has_its_status(service: Service) -> None:
 
 
 def test_a_stop_has_more_time_than_the_unit_gives(service: Service) -> None:
-    """A critical operation that needs longer than TimeoutStopSec gets to its end all the same."""
+    """A critical operation may take longer than TimeoutStopSec, and completes."""
     service.drop_in("[Service]\nTimeoutStopSec=1s\n")
     holding(service, 4)
     began = time.monotonic()
@@ -141,18 +141,18 @@ def test_a_stop_has_more_time_than_the_unit_gives(service: Service) -> None:
 
 
 def test_a_stop_that_the_manager_did_not_ask_for_has_its_time(service: Service) -> None:
-    """A stop by a signal from elsewhere is the manager's too, from STOPPING on, with its limit."""
+    """A stop by another process's signal becomes the manager's with STOPPING, and is extended."""
     service.drop_in("[Service]\nTimeoutStopSec=1s\nRestart=no\n")
     holding(service, 4)
     service.container.run("kill", "-TERM", service.property("MainPID"))
-    service.wait_for_state("stop-sigterm")  # which is what STOPPING brings it into
+    service.wait_for_state("stop-sigterm")  # the state after STOPPING
     service.wait_for_state("inactive")
     assert service.all("probe.finished")
     assert service.show("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
 
 
 def test_a_manager_that_reads_its_units_anew_kills_nothing(service: Service) -> None:
-    """daemon-reload and daemon-reexec in mid-drain forget every extension: the unit covers it."""
+    """daemon-reload and daemon-reexec in a drain drop all extensions: the unit is long enough."""
     holding(service, 5)
     stopping = service.begin("stop")
     wait_for_status(service, "stopping: critical")
@@ -163,11 +163,11 @@ def test_a_manager_that_reads_its_units_anew_kills_nothing(service: Service) -> 
     service.wait_for_state("inactive")
     assert service.all("probe.finished")
     assert service.show("Result", "ExecMainStatus") == {"Result": "success", "ExecMainStatus": "0"}
-    stopping.communicate()  # a reexec ends it early: it proves nothing about the unit
+    stopping.communicate()  # a reexec ends it early, so its code proves nothing
 
 
 def test_a_second_stop_joins_the_first(service: Service) -> None:
-    """A second ``systemctl stop`` ends with the first, and brings no impatience into it."""
+    """A second ``systemctl stop`` joins the first, and does not shorten it."""
     holding(service, 3)
     stops = [service.begin("stop")]
     wait_for_status(service, "stopping: critical")
@@ -179,7 +179,7 @@ def test_a_second_stop_joins_the_first(service: Service) -> None:
 
 
 def test_a_restart_during_a_stop_waits_for_it(service: Service) -> None:
-    """``systemctl restart`` in mid-drain starts the next daemon when the first one has ended."""
+    """``systemctl restart`` during a drain starts the next daemon after the end of the first."""
     holding(service, 3)
     first = service.property("MainPID")
     stopping = service.begin("stop")
@@ -194,7 +194,7 @@ def test_a_restart_during_a_stop_waits_for_it(service: Service) -> None:
 
 
 def test_a_start_during_a_stop_follows_it(service: Service) -> None:
-    """``systemctl start`` in mid-drain takes nothing back: the next daemon starts afterwards."""
+    """``systemctl start`` during a drain does not cancel it: the next daemon starts afterwards."""
     holding(service, 3)
     first = service.property("MainPID")
     stopping = service.begin("stop")

@@ -1,4 +1,4 @@
-"""Memory that runs out: a program's failure, never the service's end; and the daemon's own end."""
+"""Out of memory: a program fails and the service continues; the daemon itself is restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Hog:
     pass
 
 class HogReconciler(Reconciler[Hog]):
-    """Eats up what memory there is, inside the daemon."""
+    """Allocates all memory, inside the daemon."""
 
     async def reconcile(self, request: Request[Hog]) -> Result:
         eaten = []
@@ -36,7 +36,7 @@ class HogReconciler(Reconciler[Hog]):
 def memory_box(
     container: Container, tmp_path_factory: pytest.TempPathFactory, binds: list[str]
 ) -> Iterator[Container]:
-    """A manager that can limit memory: the usual one, where the machine lets it."""
+    """A manager that can limit memory: the usual one where the machine permits."""
     if "memory" in container.run("cat", "/sys/fs/cgroup/cgroup.controllers").stdout.split():
         yield container
         return
@@ -60,7 +60,7 @@ def limited(memory_box: Container) -> Iterator[Service]:
 
 
 def test_a_program_out_of_memory_is_one_failed_operation(limited: Service) -> None:
-    """It is killed, recovered, tried again, and held at the cap; the daemon does its other work."""
+    """A program is killed, recovered, retried, and held at the cap; the daemon does other work."""
     quick = {"initial": "100ms", "max": "200ms"}
     exec_ = {"reconciler": "exec", "watch": [{"directory": "resources"}], "retry": quick}
     limited.configure(controllers={"x": exec_})
@@ -80,7 +80,7 @@ def test_a_program_out_of_memory_is_one_failed_operation(limited: Service) -> No
 
 
 def test_a_daemon_out_of_memory_leaves_its_critical_program_alone(limited: Service) -> None:
-    """It is killed itself: a critical program completes, the restart comes after, and not again."""
+    """If the daemon is killed, a critical program completes once, and the restart waits for it."""
     limited.file("plugins/hog.py", HOG)
     watch = [{"directory": "resources"}]
     controllers = {

@@ -1,4 +1,4 @@
-"""Reloads that answer, and listeners at which nobody is refused, on a real manager."""
+"""Synchronous reloads, and listeners that refuse no connection, on a real manager."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HTTP = {"listen": f"127.0.0.1:{PORT}"}
 
 
 def controllers(*names: str) -> dict[str, Any]:
-    """So many that have nothing to do."""
+    """Controllers of these names without keys."""
     return {name: {"reconciler": "exec", "watch": [{"every": "1h"}]} for name in names}
 
 
 def ended(process: subprocess.Popen[str]) -> int:
-    """The exit code of a command, when it is back."""
+    """The exit code of a command, once it has ended."""
     process.communicate(timeout=20)
     return process.returncode
 
@@ -33,7 +33,7 @@ def ended(process: subprocess.Popen[str]) -> int:
 
 
 def test_a_reload_is_synchronous(service: Service) -> None:
-    """``systemctl reload`` is back when the new configuration is in force, in the same process."""
+    """``systemctl reload`` returns when the new configuration is in force, in the same process."""
     service.configure(controllers=controllers("a"))
     service.start()
     before = service.show("MainPID", "InvocationID")
@@ -46,7 +46,7 @@ def test_a_reload_is_synchronous(service: Service) -> None:
 
 
 def test_c13_a_rejected_reload_fails_with_its_message(service: Service) -> None:
-    """C13: ``systemctl reload`` fails, the journal says where and why, and the old one runs on."""
+    """C13: ``systemctl reload`` fails with location and reason; the old configuration stays."""
     service.configure()
     service.start()
     before = service.show("MainPID", "ActiveState", "SubState")
@@ -57,10 +57,10 @@ def test_c13_a_rejected_reload_fails_with_its_message(service: Service) -> None:
     problem = f"{ETC}/reconciled.yaml:1:{column}: controllers.c.reconciler: no reconciler fiel"
     assert problem in service.journal("-o", "cat", "_COMM=reconciled").partition("daemon.ready")[2]
     assert service.show("MainPID", "ActiveState", "SubState") == before
-    # The controllers of the old configuration work on.
+    # The controllers of the old configuration continue.
     service.declare("after", apply=["true"])
     service.wait_for("reconcile.done", key="x/after")
-    # An administrator gets the daemon's own word; anybody else gets nothing.
+    # root gets the reason of the daemon; other users get no answer.
     told = service.container.run("reconciled", "reload", check=False)
     assert told.returncode == 78
     assert problem in told.stderr
@@ -70,9 +70,9 @@ def test_c13_a_rejected_reload_fails_with_its_message(service: Service) -> None:
 
 
 def test_a_reload_during_a_start_waits_for_it(service: Service) -> None:
-    """The manager makes one job of both; the command waits for a daemon that comes back.
+    """The manager merges both jobs; the command waits for a daemon that restarts.
 
-    It asks a socket that the manager keeps and nobody serves: who is starting answers it.
+    It connects to a socket that the manager keeps: the starting daemon answers it.
     """
     service.configure(controllers=controllers("a"))
     service.drop_in("[Service]\nExecStartPre=sleep 1\n")
@@ -89,9 +89,9 @@ def test_a_reload_during_a_start_waits_for_it(service: Service) -> None:
 
 
 def test_a_reload_during_a_drain_is_refused(service: Service) -> None:
-    """By the daemon (1, with a sentence) and by the manager; what drains ends as if nobody asked.
+    """The daemon refuses with 1 and a reason, the manager too; the drain is not affected.
 
-    To ask the manager cancels the waiting ``systemctl stop``, but not the stop.
+    A reload job of the manager cancels the waiting ``systemctl stop``, but not the stop.
     """
     service.configure()
     service.start()
@@ -111,7 +111,7 @@ def test_a_reload_during_a_drain_is_refused(service: Service) -> None:
 
 
 def test_c13_a_storm_of_reloads(service: Service) -> None:
-    """C13: a thousand SIGHUP beside reloads that wait: each is answered, the last content runs."""
+    """C13: beside a thousand SIGHUP each reload is answered, and the last content is in force."""
     service.configure(controllers=controllers("a"))
     service.start()
     pid = service.property("MainPID")
@@ -138,7 +138,7 @@ def test_c13_a_storm_of_reloads(service: Service) -> None:
 
 @contextlib.contextmanager
 def reconnecting(service: Service, *addresses: str) -> Iterator[dict[str, Any]]:
-    """Somebody connects to *addresses* all the time; afterwards it says how that went."""
+    """Connect to *addresses* all the time; the mapping has the results afterwards."""
     program = service.file(
         "programs/reconnecting_client.py",
         Path(__file__).with_name("reconnecting_client.py").read_text(),
@@ -156,10 +156,10 @@ def reconnecting(service: Service, *addresses: str) -> Iterator[dict[str, Any]]:
         process.communicate()
 
 
-def test_nobody_is_refused_over_a_restart_and_a_kill(service: Service) -> None:
+def test_no_connection_is_refused_over_a_restart_and_a_kill(service: Service) -> None:
     """Both listeners are kept: connections wait for the next daemon, which answers them.
 
-    After a stop nothing is kept: then nobody listens, and nobody waits for nothing.
+    After a stop nothing is kept, so that no client waits for a daemon that does not come.
     """
     service.configure(http=HTTP)
     service.drop_in("[Service]\nRestartSec=100ms\n")
@@ -171,7 +171,7 @@ def test_nobody_is_refused_over_a_restart_and_a_kill(service: Service) -> None:
     for connections in found.values():
         assert connections["refused"] == []
         assert connections["connected"] > 100
-        # Of those that were taken in at the very end of a life some get no answer.
+        # Connections that were accepted right before the end of a daemon may get no answer.
         assert connections["answered"] > 0.8 * connections["connected"]
     kept = [entry.fields["kept"] for entry in service.all("listener.opened")]
     assert kept == ["false"] * 2 + ["true"] * 4
@@ -182,7 +182,7 @@ def test_nobody_is_refused_over_a_restart_and_a_kill(service: Service) -> None:
 
 
 def test_a_listener_of_another_configuration_is_not_kept(service: Service) -> None:
-    """Over a restart with another address the old one is closed, and the manager forgets it."""
+    """A restart with another address closes the old one, and the manager drops it."""
     service.configure(http=HTTP)
     service.start()
     service.configure(http={"listen": f":{PORT}"})
@@ -197,8 +197,8 @@ def test_a_listener_of_another_configuration_is_not_kept(service: Service) -> No
     assert service.property("NFileDescriptorStore") == "1"
 
 
-def test_an_activated_socket_starts_the_daemon_and_refuses_nobody(service: Service) -> None:
-    """reconciled.socket: who connects first starts it; all are answered over restart and kill."""
+def test_an_activated_socket_starts_the_daemon_and_refuses_no_connection(service: Service) -> None:
+    """reconciled.socket: the first connection starts it; all are answered over restart and kill."""
     service.configure()
     service.drop_in("[Service]\nRestartSec=100ms\n")
     service.systemctl("start", "reconciled.socket")

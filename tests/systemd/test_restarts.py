@@ -1,4 +1,4 @@
-"""Exit codes as the manager takes them, and restarts that never end for good (case 22)."""
+"""Exit codes as the manager treats them, and restarts without a limit (case 22)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from installed import ETC, STATE, UNITS, Service, wait_until
 
 LIMITS = {"drain": "200ms", "critical": "6s", "cleanup": "500ms"}
-# The shipped unit waits 1 s before a restart; here it is how often, and not how late, that counts.
+# The shipped unit waits 1 s before a restart; these tests count restarts, not delays.
 SOON = "[Service]\nRestartSec=100ms\n"
 
 
 def restarted(service: Service, times: int = 1) -> None:
-    """Wait until the manager has started it again so often."""
+    """Wait until the manager has restarted it so many times."""
     wait_until(lambda: int(service.property("NRestarts")) >= times, f"restart {times}")
 
 
@@ -25,7 +25,7 @@ def state(service: Service) -> tuple[str, str, str]:
 
 
 def begun(service: Service) -> None:
-    """Start it with work that becomes critical when cut() says so."""
+    """Start it with a run that becomes critical when cut() creates a file."""
     service.configure({"drain": "1s", "critical": "1500ms", "cleanup": "500ms"})
     service.declare("held", kind="Probe", do="late", seconds=60, budget="1500ms", path=f"{ETC}/go")
     service.start()
@@ -33,7 +33,7 @@ def begun(service: Service) -> None:
 
 
 def cut(service: Service) -> None:
-    """Let it become critical in the drain, so that its budget ends after the hard limit."""
+    """Let the run become critical in the drain, so that its budget ends after the hard limit."""
     service.wait_for("stop.began")
     service.file("go", "")
     service.wait_for("operation.cut")
@@ -43,7 +43,7 @@ def cut(service: Service) -> None:
 
 
 def test_a_clean_stop_is_no_failure(service: Service) -> None:
-    """Exit code 0 in answer to ``systemctl stop``: inactive, and nothing starts it again."""
+    """Exit code 0 after ``systemctl stop``: inactive, and not restarted."""
     service.configure(LIMITS)
     service.start()
     service.stop()
@@ -51,8 +51,8 @@ def test_a_clean_stop_is_no_failure(service: Service) -> None:
     assert service.property("NRestarts") == "0"
 
 
-def test_an_end_that_nobody_asked_for_is_followed_by_a_start(service: Service) -> None:
-    """Exit code 0 without ``systemctl stop``: somebody's SIGTERM does not end the service."""
+def test_an_unrequested_end_is_followed_by_a_start(service: Service) -> None:
+    """Exit code 0 without ``systemctl stop``, after a SIGTERM of another process: restarted."""
     service.configure(LIMITS)
     service.start()
     service.kill("TERM")
@@ -62,10 +62,10 @@ def test_an_end_that_nobody_asked_for_is_followed_by_a_start(service: Service) -
 
 
 def test_a_start_that_fails_is_tried_again(service: Service) -> None:
-    """Exit code 1: started again and again, until what was in the way is gone."""
+    """Exit code 1: restarted until the obstacle is removed."""
     service.drop_in(SOON)
     service.configure(LIMITS)
-    # Somebody else's file where the store's directory belongs.
+    # A file in place of the directory of the store.
     service.container.write(f"{STATE}/store", "")
     assert service.start(check=False).returncode == 1
     restarted(service, 2)
@@ -75,7 +75,7 @@ def test_a_start_that_fails_is_tried_again(service: Service) -> None:
 
 
 def test_what_was_cut_by_a_stop_is_a_failure(service: Service) -> None:
-    """Exit code 3 in answer to ``systemctl stop``: failed, for monitoring, and not restarted."""
+    """Exit code 3 after ``systemctl stop``: failed, for monitoring, and not restarted."""
     begun(service)
     stopping = service.begin("stop")
     cut(service)
@@ -85,7 +85,7 @@ def test_what_was_cut_by_a_stop_is_a_failure(service: Service) -> None:
 
 
 def test_what_was_cut_is_taken_up_by_a_restart(service: Service) -> None:
-    """Exit code 3 of itself: restarted, and the operation that was cut is recovered."""
+    """Exit code 3 without ``systemctl stop``: restarted, and the cut operation is recovered."""
     begun(service)
     service.kill("TERM")
     cut(service)
@@ -95,7 +95,7 @@ def test_what_was_cut_is_taken_up_by_a_restart(service: Service) -> None:
 
 
 def test_a_state_that_another_holds_is_waited_for(service: Service) -> None:
-    """Exit code 75: started again until the other daemon is gone."""
+    """Exit code 75: restarted until the other daemon has ended."""
     service.drop_in(SOON)
     service.configure(LIMITS)
     service.start()
@@ -114,8 +114,8 @@ def test_a_state_that_another_holds_is_waited_for(service: Service) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["configuration", "usage"])
-def test_what_a_restart_cannot_mend_is_not_restarted(service: Service, wrong: str) -> None:
-    """Exit code 78: failed at once and for good, with the mistake in the journal."""
+def test_what_a_restart_cannot_repair_is_not_restarted(service: Service, wrong: str) -> None:
+    """Exit code 78: failed at once, not restarted, with the mistake in the journal."""
     service.configure(LIMITS)
     if wrong == "configuration":
         path = service.file("reconciled.yaml", "stop: {drian: 1s}\n")
@@ -127,7 +127,7 @@ def test_what_a_restart_cannot_mend_is_not_restarted(service: Service, wrong: st
     assert state(service) == ("failed", "exit-code", "78")
     assert service.property("NRestarts") == "0"
     assert told in service.text()
-    # And nothing but the repair is needed.
+    # After the repair a plain start works.
     service.configure(LIMITS)
     service.drop_in("")
     service.start()
@@ -137,16 +137,16 @@ def test_what_a_restart_cannot_mend_is_not_restarted(service: Service, wrong: st
 
 
 def newer(service: Service) -> list[Path]:
-    """What an installation adds for this manager."""
+    """The drop-ins that an installation adds for this version of systemd."""
     version = int(service.container.run("systemctl", "--version").stdout.split()[1])
     paths = sorted(UNITS.glob("[0-9][0-9][0-9]-*.conf"))
     return [path for path in paths if int(path.name.partition("-")[0]) <= version]
 
 
-def test_a_crash_loop_never_ends_for_good(service: Service) -> None:
+def test_a_crash_loop_never_ends_the_restarts(service: Service) -> None:
     """After more failures than the manager's limit (5 in 10 s) it is still started again."""
     service.configure(LIMITS)
-    # Without the reaper, and with a shell in the daemon's place, for the sake of the time.
+    # A shell in place of the daemon, and no reaper, to save time.
     crash = "ExecStart=\nExecStart=/bin/sh -c 'exit 1'\nExecStopPost=\n"
     service.drop_in(f"{SOON}{crash}")
     service.start(check=False)
@@ -156,7 +156,7 @@ def test_a_crash_loop_never_ends_for_good(service: Service) -> None:
 
 
 def delays(service: Service) -> list[float]:
-    """Seconds from each failure to the start that follows it."""
+    """Seconds from each failure to the next start."""
     ends: list[float] = []
     found: list[float] = []
     for line in service.journal("-o", "json").splitlines():
@@ -170,7 +170,7 @@ def delays(service: Service) -> list[float]:
 
 
 def test_a_crash_loop_backs_off(service: Service) -> None:
-    """Between restarts there is RestartSec=; later and later, where the manager can do that."""
+    """RestartSec= passes between restarts, and grows where the manager supports it."""
     service.configure(LIMITS)
     growing = newer(service)
     for path in growing:
@@ -194,7 +194,7 @@ def test_a_crash_loop_backs_off(service: Service) -> None:
 
 @pytest.fixture
 def variant(service: Service) -> Service:
-    """The variant for KillMode=mixed, with a critical program at work until the file ``go``."""
+    """The variant for KillMode=mixed, with a critical program that runs until the file ``go``."""
     service.drop_in((UNITS / "60-mixed.conf").read_text(), "60-mixed.conf")
     service.configure({**LIMITS, "critical": "20s"})
     work = "until [ -e go ]; do sleep 0.02; done; echo done >>done"
@@ -212,7 +212,7 @@ def lines(service: Service, name: str) -> list[str]:
 
 
 def test_the_variant_waits_in_a_stop(variant: Service) -> None:
-    """KillMode=mixed: a stop leaves a critical program alone until it is done."""
+    """KillMode=mixed: a stop waits for a critical program."""
     stopping = variant.begin("stop")
     variant.wait_for("stop.began", critical=1)
     variant.container.write(f"{STATE}/go", "")
@@ -221,8 +221,8 @@ def test_the_variant_waits_in_a_stop(variant: Service) -> None:
     assert lines(variant, "done") == ["done"]
 
 
-def test_the_variant_leaves_nobody_after_a_crash(variant: Service) -> None:
-    """KillMode=mixed: a killed daemon takes its programs along; the next one takes up the work."""
+def test_the_variant_leaves_no_program_after_a_crash(variant: Service) -> None:
+    """KillMode=mixed: programs of a killed daemon are killed; the next daemon resumes the work."""
     before = variant.processes()
     variant.kill("KILL")
     wait_until(lambda: len(lines(variant, "begun")) == 2, "the second attempt")

@@ -47,21 +47,21 @@ def exposure(service: Service) -> float:
     ["reconciled.service", "reconciled@web.service", "reconciled.socket", "reconciled.target"],
 )
 def test_the_manager_has_nothing_to_say(service: Service, unit: str) -> None:
-    """``systemd-analyze verify`` finds no fault in a unit, and no key that it does not know."""
+    """``systemd-analyze verify`` finds no fault and no unknown key in a unit."""
     told = service.container.run("systemd-analyze", "verify", f"/etc/systemd/system/{unit}")
     assert (told.stdout, told.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("path", sorted(UNITS.glob("60-*.conf")), ids=lambda p: p.name)
 def test_the_manager_takes_each_drop_in(service: Service, path: Path) -> None:
-    """With each shipped drop-in the unit is as faultless as without."""
+    """With each shipped drop-in ``verify`` finds no fault either."""
     service.drop_in(path.read_text(), path.name)
     told = service.container.run("systemd-analyze", "verify", f"/etc/systemd/system/{service.unit}")
     assert (told.stdout, told.stderr) == ("", "")
 
 
 def test_newer_keys_are_known_to_newer_managers(service: Service) -> None:
-    """A drop-in for newer managers is understood by every manager of its version or later."""
+    """A drop-in for newer managers is valid in every manager of its version or later."""
     for path in sorted(UNITS.glob("[0-9][0-9][0-9]-*.conf")):
         if int(path.name.partition("-")[0]) <= version(service.container):
             service.drop_in(path.read_text(), f"10-newer-{path.name}")
@@ -75,7 +75,7 @@ def test_the_sandbox_is_tight(service: Service) -> None:
 
 
 def test_the_variant_is_as_tight(variant: Service) -> None:
-    """So is the variant, which differs in how it is killed, and in nothing else."""
+    """The variant has the same rating: only KillMode= differs."""
     assert exposure(variant) <= RATED
     shown = variant.show("KillMode", "ExecStopPost", "NotifyAccess")
     assert (shown["KillMode"], shown["NotifyAccess"]) == ("mixed", "main")
@@ -99,7 +99,7 @@ REFUSED = {
 
 
 def probe(service: Service) -> dict[str, str]:
-    """What a program of the running daemon finds in the sandbox: "works", or why not."""
+    """The results of a program in the sandbox: "works", or the error."""
     service.configure()
     service.file("programs/sandbox_probe.py", PROBE)
     report = f"{STATE}/sandbox.json"
@@ -114,13 +114,13 @@ def probe(service: Service) -> dict[str, str]:
 
 
 def test_what_the_sandbox_lets_through(service: Service) -> None:
-    """In the shipped unit a program can do what docs/systemd.md lists, and nothing of the rest."""
+    """In the shipped unit a program can do exactly what docs/systemd.md lists."""
     found = probe(service)
     wanted = WORKS | TOOLS
     assert {name: why for name, why in found.items() if name in wanted and why != "works"} == {}
     assert sorted(name for name in REFUSED if found[name] == "works") == []
     assert found.keys() - TOOLS == WORKS | REFUSED
-    # A refused call is an error with a name, and no kill.
+    # A refused call is a named error, and does not kill the process.
     assert [why for name, why in found.items() if name in REFUSED and "Error" not in why] == []
 
 

@@ -1,4 +1,4 @@
-"""Who ends a daemon that hangs: the manager while it runs, the daemon itself while it stops."""
+"""Hangs: the manager ends a running daemon, the last resort one that is stopping."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ STOP = {"drain": "500ms", "critical": "6s", "cleanup": "500ms"}
 
 
 def hang(service: Service) -> None:
-    """Have the loop of the running daemon hang."""
+    """Block the event loop of the running daemon."""
     service.declare("stuck", kind="Probe", do="block", seconds=600)
     service.wait_for("probe.began", key="c/stuck")
 
 
 def test_a_hang_is_ended_by_the_manager_with_all_stacks(service: Service) -> None:
-    """A loop that hangs falls silent: SIGABRT, the culprit's stack in the journal, a new start."""
+    """A hung loop misses the watchdog: SIGABRT, the blocking stack in the journal, a restart."""
     service.drop_in("[Service]\nWatchdogSec=2s\n")
     service.configure(STOP)
     service.start()
@@ -26,7 +26,7 @@ def test_a_hang_is_ended_by_the_manager_with_all_stacks(service: Service) -> Non
     hang(service)
     service.withdraw("stuck")
     wait_until(lambda: service.property("NRestarts") == "1", "a restart")
-    # The manager alone: neither the last resort (R10) nor the limit of a stop.
+    # By the manager, not by the last resort (R10) or the limit of a stop.
     assert 1.0 <= time.monotonic() - began <= 30
     service.wait_for_state("running")
     told = service.text()
@@ -34,14 +34,14 @@ def test_a_hang_is_ended_by_the_manager_with_all_stacks(service: Service) -> Non
     assert "Failed with result 'watchdog'" in told
     assert 'probe.py", line' in told
     assert "in block" in told
-    # The loop's stack stands beside those of all other threads.
+    # The stacks of all threads are there.
     assert told.count("most recent call first") >= 2
     assert service.property("MainPID") not in ("0", first)
     assert service.all("stop.hung") == []
 
 
 def test_a_hang_while_stopping_is_ended_from_inside(service: Service) -> None:
-    """The manager's watchdog is off in a stop: the last resort ends it, far from TimeoutStopSec."""
+    """The watchdog is off in a stop: the last resort ends a hang, long before TimeoutStopSec."""
     service.drop_in("[Service]\nWatchdogSec=30s\n")
     service.configure({"drain": "20s", "critical": "5m", "cleanup": "5s"})
     service.start()
@@ -58,8 +58,8 @@ def test_a_hang_while_stopping_is_ended_from_inside(service: Service) -> None:
 
 
 def test_a_busy_machine_is_no_hang(service: Service) -> None:
-    """Beside twice the load that its processor can take, the heartbeat comes in time."""
-    # One processor of the machine, so that tests beside this one keep theirs.
+    """On a processor with twice the load that it can take, the heartbeat is on time."""
+    # One processor of the machine, so that concurrent tests keep theirs.
     processor = str(max(os.sched_getaffinity(0)))
     service.drop_in(f"[Service]\nWatchdogSec=3s\nCPUAffinity={processor}\n")
     service.configure(STOP)
