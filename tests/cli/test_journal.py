@@ -1,4 +1,4 @@
-"""What ``journal list``, ``show`` and ``resolve`` say and do; the daemon is down, or played."""
+"""``journal list``, ``show`` and ``resolve``, without a daemon or with a simulated one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ HOLD = Hold("step switch runs once, was started, and left no result", "decision"
 
 
 @pytest.fixture(autouse=True)
-def one_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Times are shown in local time: here that is UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -63,7 +63,7 @@ def one_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def in_journal(desk: Desk, act: Callable[[OperationJournal], Awaitable[Any]]) -> Any:
-    """What *act* gives, done to the journal as a daemon would have, which is gone then."""
+    """What *act* returns, called with the journal as a daemon that has ended."""
     desk.state.mkdir(mode=0o700, exist_ok=True)
 
     async def run() -> Any:
@@ -96,18 +96,18 @@ def held(desk: Desk, key: str = "c/a", hold: Hold | None = HOLD) -> str:
 
 
 def degraded(desk: Desk) -> None:
-    """As after a damaged store: it does not know all that was done."""
+    """Mark the store as degraded."""
     store = Store.open(desk.state)
     store.writer.meta = attrs.evolve(store.writer.meta, degraded="lost")
     store.close()
 
 
 def past(desk: Desk, ending: Ending = Ending.DONE) -> str:
-    """The id of an operation that is over."""
+    """The id of a past operation."""
 
     async def act(operations: OperationJournal) -> str:
         record = await operations.begin(Key("c/old"), "upgrade", PINNED)
-        await operations.end(record.id, ending, note="it was so")
+        await operations.end(record.id, ending, note="reason")
         return record.id
 
     identity: str = in_journal(desk, act)
@@ -118,7 +118,7 @@ def past(desk: Desk, ending: Ending = Ending.DONE) -> str:
 
 
 def test_nothing_is_open(desk: Desk) -> None:
-    """Without a store, and with an empty one, list says that nothing is open, and ends with 0."""
+    """Without a store, and with an empty one, list reports no open operation, with exit code 0."""
     desk.configure()
     for _ in range(2):
         assert desk.say("journal", "list").lines == ["No operation is open."]
@@ -127,8 +127,8 @@ def test_nothing_is_open(desk: Desk) -> None:
         desk.apply("c/x")
 
 
-def test_the_list_as_it_reads(desk: Desk) -> None:
-    """Open operations come first, then what is over; golden."""
+def test_the_format_of_the_list(desk: Desk) -> None:
+    """Open operations come first, then past ones."""
     desk.configure()
     over, waiting = past(desk), held(desk)
     said = desk.say("journal", "list")
@@ -150,8 +150,8 @@ def test_the_list_as_it_reads(desk: Desk) -> None:
 # -- show -------------------------------------------------------------------------------------
 
 
-def test_an_operation_as_it_reads() -> None:
-    """What it did, how far it came, why it is held and what settles it stand there; golden."""
+def test_the_format_of_one_operation() -> None:
+    """Show prints its key, progress, hold, and the commands that resolve it."""
     record = OperationRecord(
         f"{ID}01", Key("c/a"), "upgrade", 2, 5, PINNED, BEGUN, hold=HOLD, critical=True
     )
@@ -202,8 +202,8 @@ Output of its programs:
   /state/operations/x/apply.log"""
 
 
-def test_show_tells_all_that_the_state_has(desk: Desk) -> None:
-    """Steps that a program noted, its output and a beginning of the id are enough to see it all."""
+def test_show_prints_steps_and_output_of_programs(desk: Desk) -> None:
+    """A prefix of the id is enough; steps that a program recorded and its output are shown."""
     desk.configure()
     identity = held(desk)
     directory = desk.state / "operations" / identity
@@ -224,16 +224,16 @@ def test_show_tells_all_that_the_state_has(desk: Desk) -> None:
     assert len(data["settle"]) == 3
 
 
-def test_show_does_not_show_the_spec(desk: Desk) -> None:
-    """A spec may hold secrets, and what show prints is pasted elsewhere."""
+def test_show_does_not_print_the_spec(desk: Desk) -> None:
+    """The pinned spec is left out: it may contain secrets, and output is pasted elsewhere."""
     desk.configure()
     identity = held(desk)
     for arguments in ((), ("--json",)):
         assert "secret" not in desk.say("journal", "show", identity, *arguments).out
 
 
-def test_an_operation_that_is_not_there(desk: Desk) -> None:
-    """An unknown id ends with 4, and so does one that does not tell which: all are named."""
+def test_an_unknown_or_ambiguous_id(desk: Desk) -> None:
+    """An unknown id is exit code 4, and so is an ambiguous prefix, whose matches are printed."""
     desk.configure()
     first, second = held(desk), held(desk, "c/b")
     for action in (("show",), ("resolve", "--abandon", "--why", "x")):
@@ -248,7 +248,7 @@ def test_an_operation_that_is_not_there(desk: Desk) -> None:
 
 
 def test_control_codes_reach_no_terminal() -> None:
-    """What a plugin named or said is shown without escapes, and keeps to its line."""
+    """Control codes and line breaks in names, reasons and evidence are replaced."""
     hold = attrs.evolve(HOLD, reason="a\x1b[2Jb", evidence="c\nd\re")
     record = OperationRecord(f"{ID}01", Key("c/a"), "na\nme", 1, 1, PINNED, BEGUN, hold=hold)
     text = format_operation(record, None, ["x\x07"], [], now=BEGUN, can_undo=False) + format_list(
@@ -259,23 +259,23 @@ def test_control_codes_reach_no_terminal() -> None:
     assert "na\nme" not in text
 
 
-def test_how_a_past_one_ended(desk: Desk) -> None:
-    """Show tells how an operation that is over ended, who decided it and why."""
+def test_show_prints_how_a_past_operation_ended(desk: Desk) -> None:
+    """Show prints the ending of a past operation, who decided it, and why."""
     desk.configure()
     identity = held(desk)
 
     async def abandon(operations: OperationJournal) -> None:
-        await operations.resolve(identity, Resolution.ABANDON, "eve (uid 7)", "gone anyway")
+        await operations.resolve(identity, Resolution.ABANDON, "eve (uid 7)", "not needed")
 
     in_journal(desk, abandon)
     said = desk.say("journal", "show", identity)
     assert said.lines[0] == f"{identity}: abandoned"
-    assert said.lines[-1] == "  2027-01-15 08:00:00+00:00  eve (uid 7): abandon: gone anyway"
+    assert said.lines[-1] == "  2027-01-15 08:00:00+00:00  eve (uid 7): abandon: not needed"
     assert "resolve" not in said.out
 
 
 def test_reading_writes_nothing(desk: Desk) -> None:
-    """List and show leave every file of the state as it was, its times included."""
+    """List and show change no file of the state, nor its times."""
     desk.configure()
     identity = held(desk)
     before = desk.tree()
@@ -284,8 +284,8 @@ def test_reading_writes_nothing(desk: Desk) -> None:
     assert desk.tree() == before
 
 
-def test_who_holds_the_state_is_told(desk: Desk) -> None:
-    """While another process holds the state, list and show read on and say so."""
+def test_a_running_daemon_is_named(desk: Desk) -> None:
+    """While a process holds the state, list and show print the current state and its pid."""
     desk.configure()
     identity = held(desk)
     lock = StateLock.acquire(desk.state)
@@ -300,8 +300,8 @@ def test_who_holds_the_state_is_told(desk: Desk) -> None:
         lock.release()
 
 
-def test_the_configuration_may_be_broken(desk: Desk) -> None:
-    """With --state all goes without a configuration, but for --back, which says what it lacks."""
+def test_the_configuration_may_be_invalid(desk: Desk) -> None:
+    """With --state, everything but --back works without a valid configuration."""
     desk.configure()
     identity = held(desk)
     desk.write("r.yaml", "controllers: [")
@@ -330,16 +330,18 @@ def test_the_configuration_may_be_broken(desk: Desk) -> None:
         ("--all", "--complete", "--why", "x"),
     ],
 )
-def test_a_decision_is_one_and_has_a_reason(desk: Desk, arguments: tuple[str, ...]) -> None:
-    """None, or two, or no reason, or no operation is wrong usage: 2, and nothing is written."""
+def test_a_decision_needs_one_operation_one_option_and_a_reason(
+    desk: Desk, arguments: tuple[str, ...]
+) -> None:
+    """A missing or doubled option, reason or id is wrong usage: 2, and nothing is written."""
     desk.configure()
     held(desk)
     assert desk.say("journal", "resolve", *arguments).code == 2
     assert not (desk.state / "resolutions").exists()
 
 
-def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
-    """With the daemon down a decision is durable, shown as such, and acts at the next start."""
+def test_without_a_daemon_the_next_start_carries_it_out(desk: Desk) -> None:
+    """With the daemon down, a decision is durable, and list and show print it."""
     desk.configure()
     identity = held(desk)
     said = desk.say("journal", "resolve", identity, "--forward", "--why", "it  is\nfine")
@@ -360,7 +362,7 @@ def test_without_a_daemon_it_waits_for_the_next(desk: Desk) -> None:
 
 
 def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
-    """The same again is harmless; another one takes its place and says so."""
+    """Repeating a decision is harmless; a different one replaces it, with a message."""
     desk.configure()
     identity = held(desk)
     for _ in range(2):
@@ -376,8 +378,8 @@ def test_a_second_decision_replaces_the_first(desk: Desk) -> None:
     assert len(list((desk.state / "resolutions").iterdir())) == 1
 
 
-def test_what_is_not_held_is_not_settled(desk: Desk) -> None:
-    """An open operation that is not held, and one that is over, end with 1 and their state."""
+def test_only_a_held_operation_is_resolved(desk: Desk) -> None:
+    """For an open operation that is not held, and a past one, resolve prints the state: 1."""
     desk.configure()
     opened, over = held(desk, hold=None), past(desk)
     for identity, state in (
@@ -397,8 +399,8 @@ class Undoer(NoPlan):
 """
 
 
-def test_back_only_where_something_can_undo(desk: Desk) -> None:
-    """--back is refused with 1 unless the controller's reconciler can undo, and then offered."""
+def test_back_needs_a_reconciler_that_can_undo(desk: Desk) -> None:
+    """--back is refused with 1 unless the controller's reconciler can undo the operation."""
     desk.configure()
     identity = held(desk)
     back = ("journal", "resolve", identity, "--back", "--why", "x")
@@ -417,8 +419,10 @@ def test_back_only_where_something_can_undo(desk: Desk) -> None:
     assert decided.resolution is Resolution.BACK
 
 
-def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder of the state that does not take it in time is 75, and the decision is gone."""
+def test_a_decision_that_no_daemon_takes_is_withdrawn(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the holder of the state does not take a decision in time, it is withdrawn: 75."""
     desk.configure()
     identity = held(desk)
     monkeypatch.setattr(resolve, "WAIT", 0.2)
@@ -432,12 +436,12 @@ def test_a_daemon_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert resolutions.resolution_files(desk.state).claim() == []
 
 
-def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision that the daemon took and has not finished is not taken back, and is 0."""
+def test_a_claimed_decision_is_not_withdrawn(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that the daemon has claimed and not finished counts as made: 0."""
     desk.configure()
     identity = held(desk)
     monkeypatch.setattr(resolve, "WAIT", 0.2)
-    monkeypatch.setattr(resolutions, "submit", put_and_claim(resolutions.submit))
+    monkeypatch.setattr(resolutions, "submit", submit_and_claim(resolutions.submit))
     lock = StateLock.acquire(desk.state)
     try:
         said = desk.say("journal", "resolve", identity, "--abandon", "--why", "x")
@@ -448,19 +452,19 @@ def test_what_a_daemon_has_taken_counts(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert len(resolutions.resolution_files(desk.state).claim()) == 1
 
 
-def put_and_claim(put: Callable[..., None]) -> Callable[..., None]:
-    """As put(), with a daemon that takes it at once."""
+def submit_and_claim(submit: Callable[..., None]) -> Callable[..., None]:
+    """As submit(), with a daemon that claims the decision at once."""
 
     def both(state: Path, decided: resolutions.ResolutionRequest) -> None:
-        put(state, decided)
+        submit(state, decided)
         resolutions.resolution_files(state).claim()
 
     return both
 
 
 @pytest.mark.parametrize("acts", [True, False])
-def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> None:
-    """0 only if the journal has this very decision; one that came too late is 1."""
+def test_a_decision_is_made_only_if_the_journal_has_it(desk: Desk, *, acts: bool) -> None:
+    """0 if the journal has exactly this decision afterwards; 1 if it came too late."""
     desk.configure()
     identity = held(desk)
     files = resolutions.resolution_files(desk.state)
@@ -469,7 +473,7 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
     async def act(operations: OperationJournal) -> None:
         (file,) = files.claim()
         decided = resolutions.read_resolution(files, file)
-        who = decided.who if acts else "somebody else"
+        who = decided.who if acts else "another person"
         await operations.resolve(identity, decided.resolution, who, decided.why)
         files.finish(file)
 
@@ -478,12 +482,12 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
             pass
         in_journal(desk, act)
 
-    played = threading.Thread(target=daemon, name="daemon")
-    played.start()
+    simulated = threading.Thread(target=daemon, name="daemon")
+    simulated.start()
     try:
         said = desk.say("journal", "resolve", identity, "--complete", "--why", "x")
     finally:
-        played.join()
+        simulated.join()
         lock.release()
     if acts:
         assert (said.code, said.err) == (0, "")
@@ -497,7 +501,7 @@ def test_a_daemon_that_acts_and_one_that_drops_it(desk: Desk, *, acts: bool) -> 
 
 
 def test_all_is_for_a_damaged_store(desk: Desk) -> None:
-    """--all is refused with 1 while the store is whole, and waits for the daemon else."""
+    """--all is refused with 1 unless the store was damaged."""
     desk.configure()
     held(desk)
     everything = ("journal", "resolve", "--all", "--abandon", "--why", "looked")
@@ -517,8 +521,8 @@ def test_all_is_for_a_damaged_store(desk: Desk) -> None:
     assert decided.why == "looked"
 
 
-def test_a_person_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record has the login behind sudo; without being root nobody can claim to be another."""
+def test_the_login_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has the login that called sudo; SUDO_UID counts for root only."""
     monkeypatch.setenv("SUDO_USER", "eve")
     monkeypatch.setenv("SUDO_UID", "4711")
     monkeypatch.setattr(os, "getuid", lambda: 0)
@@ -527,8 +531,8 @@ def test_a_person_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve.login_name() == "unknown (uid 4712)"
 
 
-def test_probing_disturbs_nobody(desk: Desk) -> None:
-    """A probe sees a holder, makes nothing, and leaves the lock free for the next."""
+def test_a_probe_neither_locks_nor_creates(desk: Desk) -> None:
+    """A probe detects a holder, creates nothing, and leaves the lock free."""
     desk.configure()
     probe(desk.state)
     assert not desk.state.exists()
@@ -541,8 +545,8 @@ def test_probing_disturbs_nobody(desk: Desk) -> None:
 
 
 @pytest.mark.processes
-def test_a_real_daemon_takes_it(desk: Desk) -> None:
-    """A running daemon acts on a decision within seconds, and the verb waits for just that."""
+def test_a_real_daemon_carries_it_out(desk: Desk) -> None:
+    """A running daemon carries a decision out within seconds, and resolve waits for it."""
     desk.configure()
     identity = held(desk)
     code = "import sys; from reconciled.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -1,4 +1,4 @@
-"""Stores as crashes leave them: made once, copied, harmed, and opened again."""
+"""Stores as crashes leave them: made once, copied, damaged, and opened again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG = f"{FILE}-wal"
 
 @attrs.frozen
 class Content:
-    """What a start rests its decisions on."""
+    """What the decisions of a start depend on."""
 
     operations: tuple[OperationRecord, ...]
     applied: dict[str, Any]
@@ -31,7 +31,7 @@ class Content:
 
 
 def content_of(store: Store) -> Content:
-    """What *store* says."""
+    """The content of *store*."""
     return Content(
         tuple(store.open_operations()),
         read_all_applied(store.writer.connection).get("a", {}),
@@ -67,7 +67,7 @@ async def _fill(state: Path, image: Path, rounds: int, killed: bool) -> list[Con
 
 
 async def _work(store: Store, operations: OperationJournal, number: int) -> Any:
-    """One operation that goes wrong, one that ends, and what they own; a commit at each yield."""
+    """One operation that fails, one that succeeds, and what they own; a commit at each yield."""
     key = Key(f"a/x{number}")
     owned = AppliedSpec("File", {"path": "/etc/x" * 20}, Fingerprint(f"{number:032x}"), "/etc")
     record = await operations.begin(key, "apply", {"spec": "s" * 300}, applied_spec=owned)
@@ -89,7 +89,7 @@ async def _work(store: Store, operations: OperationJournal, number: int) -> Any:
 
 
 def copied(image: Path, to: Path) -> Path:
-    """A fresh copy of *image*, to be harmed. The reserve stays: its making takes the longest."""
+    """A new copy of *image*, to be damaged. Keeps the reserve, which takes longest to make."""
     to.mkdir(exist_ok=True)
     for each in to.glob("store*"):
         shutil.rmtree(each)

@@ -1,4 +1,4 @@
-"""Operation ids."""
+"""Ids of operations are unique and sort by time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from reconciled.journal.operation_ids import OperationIds
 
 
 @given(st.lists(st.floats(min_value=0, max_value=4e9), min_size=2, max_size=30))
-def test_ids_rise_whatever_the_clock_does(times: list[float]) -> None:
-    """Ids of one process are unique and sort in the order of their making."""
+def test_ids_rise_if_the_clock_does_not(times: list[float]) -> None:
+    """Ids of one process are unique and rise, also if the clock is set back."""
     clock = iter(times)
     ids = OperationIds(now=lambda: next(clock))
     made = [ids.new() for _ in times]
@@ -19,7 +19,7 @@ def test_ids_rise_whatever_the_clock_does(times: list[float]) -> None:
 
 
 def test_ids_sort_by_time_across_processes() -> None:
-    """An id made later elsewhere is higher, whatever its random part."""
+    """An id that is made later in another process is greater."""
     low = OperationIds(now=lambda: 1000.0, random=lambda bits: 2**bits - 1)
     high = OperationIds(now=lambda: 1000.001, random=lambda _bits: 0)
     assert low.new() < high.new()

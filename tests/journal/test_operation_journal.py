@@ -48,7 +48,7 @@ class Journal:
     state: Path
 
     def on_disk(self, operation: str) -> OperationRecord | None:
-        """The open operation as the store has it."""
+        """The open operation as it is in the store."""
         found = {each.id: each for each in self.store.open_operations()}
         return found.get(operation)
 
@@ -106,10 +106,10 @@ async def test_three_steps_that_may_be_repeated_are_four_commits(tmp_path: Path)
     assert (past.ending, past.pinned) == (Ending.DONE, {"spec": 1})
 
 
-async def test_a_step_that_runs_once_is_durable_before_it_starts_and_when_it_is_done(
+async def test_a_once_step_is_durable_before_it_starts_and_when_it_is_done(
     tmp_path: Path,
 ) -> None:
-    """ONCE costs a commit each way, and takes what is pending along."""
+    """A ONCE step costs one commit at each end, which includes the pending changes."""
     async with journal(tmp_path) as made:
         operations = made.operations
         record = await operations.begin(KEY, "apply", {})
@@ -130,8 +130,8 @@ async def test_a_step_that_runs_once_is_durable_before_it_starts_and_when_it_is_
             await operations.reset_steps(record.id)
 
 
-async def test_one_open_operation_a_key(tmp_path: Path) -> None:
-    """A second one is refused while the first is open, on its way, or closing."""
+async def test_a_key_has_one_open_operation(tmp_path: Path) -> None:
+    """A second one is refused while the first is being opened, open, or being closed."""
     async with journal(tmp_path, run=False) as made, trio.open_nursery() as nursery:
         operations = made.operations
         nursery.start_soon(operations.begin, KEY, "apply", {})
@@ -150,8 +150,8 @@ async def test_one_open_operation_a_key(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel(reason="test")
 
 
-async def test_what_a_key_owns_is_written_with_its_intent(tmp_path: Path) -> None:
-    """One commit holds both, or neither of them."""
+async def test_the_applied_spec_is_written_with_the_intent(tmp_path: Path) -> None:
+    """One commit contains both, or neither."""
     async with journal(tmp_path) as made:
         await made.operations.begin(KEY, "apply", {}, applied_spec=OWNED)
         assert made.store.commits == 1
@@ -161,8 +161,8 @@ async def test_what_a_key_owns_is_written_with_its_intent(tmp_path: Path) -> Non
         assert (applied.spec, applied.base, applied.complete) == (OWNED.spec, "/etc/x", False)
 
 
-async def test_c02_a_recovery_is_counted_durably_and_forgotten_by_a_word(tmp_path: Path) -> None:
-    """count() raises attempt and recoveries on disk before it returns; by_itself() resets one."""
+async def test_c02_a_recovery_is_counted_durably_and_reset_by_an_outcome(tmp_path: Path) -> None:
+    """count_recovery() is durable when it returns; record_own_outcome() resets the count."""
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
     elsewhere = HostIdentity("other boot", "other machine")
@@ -181,8 +181,8 @@ async def test_c02_a_recovery_is_counted_durably_and_forgotten_by_a_word(tmp_pat
         assert made.same()
 
 
-async def test_a_hold_stays_over_restarts_until_it_is_resolved(tmp_path: Path) -> None:
-    """Reason and evidence are kept; a decision lifts it with who and why, in one commit."""
+async def test_a_hold_survives_restarts_until_it_is_resolved(tmp_path: Path) -> None:
+    """A hold keeps its reason and evidence; a decision lifts it in one commit."""
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
         await made.operations.hold(record.id, HOLD)
@@ -203,8 +203,10 @@ async def test_a_hold_stays_over_restarts_until_it_is_resolved(tmp_path: Path) -
     ("decision", "ending"),
     [(Resolution.COMPLETE, Ending.COMPLETED), (Resolution.ABANDON, Ending.ABANDONED)],
 )
-async def test_some_decisions_close(tmp_path: Path, decision: Resolution, ending: Ending) -> None:
-    """Complete and abandon note and close in one commit, and free the key."""
+async def test_complete_and_abandon_close_the_operation(
+    tmp_path: Path, decision: Resolution, ending: Ending
+) -> None:
+    """Complete and abandon record the decision, close, and free the key in one commit."""
     async with journal(tmp_path) as made:
         operations = made.operations
         record = await operations.begin(KEY, "apply", {})
@@ -218,7 +220,7 @@ async def test_some_decisions_close(tmp_path: Path, decision: Resolution, ending
 
 
 async def test_a_compensation_closes_what_it_undoes_in_one_commit(tmp_path: Path) -> None:
-    """Both are linked, and at no instant the key has none or two."""
+    """Each names the other, and the key has one open operation at any time."""
     async with journal(tmp_path) as made:
         operations = made.operations
         first = await operations.begin(KEY, "apply", {"spec": 1})
@@ -239,8 +241,8 @@ async def test_a_compensation_closes_what_it_undoes_in_one_commit(tmp_path: Path
             await operations.begin(Key("site/other"), "undo", {}, undoes=second.id)
 
 
-async def test_restart_forgets_the_steps(tmp_path: Path) -> None:
-    """What is not ONCE begins again from the first step, on disk too."""
+async def test_reset_steps_deletes_the_steps(tmp_path: Path) -> None:
+    """Without a ONCE step, the operation starts over, also on the disk."""
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
         for name in ("a", "b"):
@@ -251,8 +253,8 @@ async def test_restart_forgets_the_steps(tmp_path: Path) -> None:
         assert made.same()
 
 
-async def test_a_begin_that_was_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
-    """Written all the same, it is closed as abandoned by itself, and its key is free."""
+async def test_a_cancelled_begin_leaves_nothing_open(tmp_path: Path) -> None:
+    """An intent that was written all the same is closed as abandoned, and its key is free."""
     async with journal(tmp_path, run=False) as made, trio.open_nursery() as nursery:
         with trio.move_on_after(0):
             await made.operations.begin(KEY, "apply", {})
@@ -266,8 +268,8 @@ async def test_a_begin_that_was_cancelled_leaves_nothing_open(tmp_path: Path) ->
         nursery.cancel_scope.cancel(reason="test")
 
 
-async def test_an_end_that_was_cancelled_is_pending_until_it_is_durable(tmp_path: Path) -> None:
-    """The key stays blocked meanwhile; nothing else may be done with the operation."""
+async def test_a_cancelled_end_is_pending_until_it_is_durable(tmp_path: Path) -> None:
+    """The key is blocked meanwhile, and no other call accepts the operation."""
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
         with trio.move_on_after(0):
@@ -282,8 +284,8 @@ async def test_an_end_that_was_cancelled_is_pending_until_it_is_durable(tmp_path
         assert made.on_disk(record.id) is None
 
 
-async def test_a_closed_store_takes_no_intent(tmp_path: Path) -> None:
-    """An intent after the writer's end is refused, and blocks nothing."""
+async def test_a_closed_store_refuses_an_intent(tmp_path: Path) -> None:
+    """An intent after the end of the writer is refused, and its key is not blocked."""
     async with journal(tmp_path) as made:
         pass
     with pytest.raises(NotJournaled, match="closed"):
@@ -292,8 +294,8 @@ async def test_a_closed_store_takes_no_intent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
-async def test_what_json_cannot_express_is_the_callers_error(tmp_path: Path, value: Any) -> None:
-    """It is refused before anything is written, and nothing is blocked by it."""
+async def test_a_value_that_json_cannot_express_is_refused(tmp_path: Path, value: Any) -> None:
+    """It is refused before anything is written, and the key is not blocked."""
     async with journal(tmp_path) as made:
         with pytest.raises(TypeError):
             await made.operations.begin(KEY, "apply", value)
@@ -304,8 +306,8 @@ async def test_what_json_cannot_express_is_the_callers_error(tmp_path: Path, val
         assert made.same()
 
 
-async def test_the_history_is_bounded_without_commits_of_its_own(tmp_path: Path) -> None:
-    """What ends takes the oldest past ones along, by number; the newest are kept."""
+async def test_the_history_is_pruned_without_extra_commits(tmp_path: Path) -> None:
+    """The commit that ends an operation deletes the oldest past ones beyond the limit."""
     async with journal(tmp_path, history=HistoryLimits(operations=10)) as made:
         ids = []
         for _ in range(30):
@@ -317,8 +319,8 @@ async def test_the_history_is_bounded_without_commits_of_its_own(tmp_path: Path)
         assert [each.id for each in kept.records] == ids[:-11:-1]
 
 
-async def test_what_ended_long_ago_goes(tmp_path: Path) -> None:
-    """By age too, a few with each that ends."""
+async def test_old_past_operations_are_deleted(tmp_path: Path) -> None:
+    """The limit by age deletes PRUNE_BATCH operations with each that ends."""
     store = Store.open(tmp_path)
     time = 0.0
     operations = OperationJournal.load(
@@ -341,8 +343,8 @@ async def test_what_ended_long_ago_goes(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel(reason="test")
 
 
-async def test_a_past_row_that_was_harmed_is_left_out_and_counted(tmp_path: Path) -> None:
-    """The history decides nothing: a bad row is neither believed nor a reason to stop."""
+async def test_a_damaged_past_row_is_left_out_and_counted(tmp_path: Path) -> None:
+    """A damaged row of the history is neither used nor an error: no decision depends on it."""
     async with journal(tmp_path) as made:
         for _ in range(2):
             record = await made.operations.begin(KEY, "apply", {})
@@ -354,8 +356,8 @@ async def test_a_past_row_that_was_harmed_is_left_out_and_counted(tmp_path: Path
         assert ([each.id for each in past.records], past.damaged) == ([record.id], 1)
 
 
-async def test_a_snapshot_shows_open_and_past_ones(tmp_path: Path) -> None:
-    """Readers beside the daemon see steps, holds and what is over."""
+async def test_a_snapshot_contains_open_and_past_operations(tmp_path: Path) -> None:
+    """Readers beside the daemon see steps, holds and past operations."""
     async with journal(tmp_path) as made:
         operations = made.operations
         over = await operations.begin(KEY, "apply", {})
@@ -373,8 +375,8 @@ async def test_a_snapshot_shows_open_and_past_ones(tmp_path: Path) -> None:
         assert [note.why for note in past.notes] == ["no such user"]
 
 
-async def test_a_critical_part_is_noted_with_the_next_write(tmp_path: Path) -> None:
-    """It costs no commit of its own."""
+async def test_a_critical_part_is_recorded_with_the_next_write(tmp_path: Path) -> None:
+    """It costs no extra commit."""
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", {})
         made.operations.mark_critical(record.id)
@@ -386,7 +388,7 @@ async def test_a_critical_part_is_noted_with_the_next_write(tmp_path: Path) -> N
 
 
 async def test_the_history_keeps_no_long_inputs(tmp_path: Path) -> None:
-    """Of a spec with a file in it the history keeps who and what, not the file."""
+    """The history keeps the short parts of a pinned spec, not the content of a file."""
     pinned = {"spec": {"content": "x" * 100_000}, "kind": "File", "fingerprint": "f"}
     async with journal(tmp_path) as made:
         record = await made.operations.begin(KEY, "apply", pinned)

@@ -1,4 +1,4 @@
-"""The state directory and its state_lock."""
+"""The state directory and its lock."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_the_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_another_holder_is_waited_for_and_named(tmp_path: Path) -> None:
-    """While another process lives the lock is refused after the wait, with its process id."""
+def test_another_holder_is_waited_for_and_reported(tmp_path: Path) -> None:
+    """While another process holds the lock, it is refused after the wait, with that pid."""
     child = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -63,7 +63,7 @@ def test_another_holder_is_waited_for_and_named(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_ends_in_time_is_succeeded(tmp_path: Path) -> None:
-    """A restart that overlaps with its predecessor's end gets the state_lock."""
+    """A restart that overlaps with the end of its predecessor gets the lock."""
     state = tmp_path / "state"
     first = StateLock.acquire(state)
     second = StateLock.acquire(state, sleep=lambda _seconds: first.release())
@@ -83,7 +83,7 @@ def test_no_program_inherits_the_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """Group or world may not write the state directory; the message has the command."""
+    """A state directory that other users can write is refused, with the command to fix it."""
     state = tmp_path / "state"
     state.mkdir()
     state.chmod(mode)
@@ -92,8 +92,8 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give directories away")
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    """The state directory has to belong to the daemon's own user."""
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    """The state directory has to be owned by the user of the daemon."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     os.chown(state, 1234, 1234)
@@ -102,7 +102,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    """A state directory that is a file, or lies below one, is one clear error."""
+    """A state directory that is a file, or is below one, is refused with the reason."""
     (tmp_path / "state").write_text("")
     with pytest.raises(StateRefused, match="is not a directory"):
         StateLock.acquire(tmp_path / "state")
@@ -111,7 +111,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs", "fuse", "ceph"])
-def test_file_systems_without_promises_are_refused(
+def test_unreliable_file_systems_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A network, 9p or FUSE file system is refused by name, and no lock file is made."""
@@ -130,7 +130,7 @@ def test_file_systems_without_promises_are_refused(
         ("fuse.fuse-overlayfs", None),
     ],
 )
-def test_doubtful_file_systems_are_warned_of(
+def test_volatile_and_unknown_file_systems_cause_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, warning: str | None
 ) -> None:
     """A tmpfs gets one warning that its content is lost at a reboot; a local disk gets none."""
@@ -147,7 +147,7 @@ def test_doubtful_file_systems_are_warned_of(
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_mounted_file_system_is_recognised(tmp_path: Path) -> None:
-    """The type is that of the mount which is on top, not that of the directory below."""
+    """The type is that of the topmost mount, not that of the directory below it."""
     mount = ["mount", "-t", "tmpfs", "none", str(tmp_path)]
     if subprocess.run(mount, check=False).returncode != 0:
         pytest.skip("mounting is not permitted here")

@@ -20,7 +20,7 @@ from reconciled.journal.sqlite.store import Store
 
 
 def say(*words: object) -> None:
-    """One line, whole: it is written before anything else happens."""
+    """Write one whole line before anything else happens."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 

@@ -95,15 +95,15 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
     try:
         schema.make_directory(directory)
         marker = integrity.read_marker(directory)
-        left = integrity.check_files(directory, marker)
+        wal_state = integrity.check_files(directory, marker)
         if marker is None:
             schema.make_file(directory)
         with _classify_errors():
             schema.refuse_newer(directory, len(migrations))
-            integrity.truncate_tail(directory, left)
+            integrity.truncate_tail(directory, wal_state)
             connection = schema.connect(directory / FILE)
             schema.configure(connection)
-            _check_numbers(connection, marker, left, len(migrations))
+            _check_numbers(connection, marker, wal_state, len(migrations))
             schema.migrate(connection, directory, migrations)
             _verify(connection, migrations)
         meta = _begin(connection, directory, read_meta(connection), epochs)
@@ -117,16 +117,16 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
         if connection is not None:
             _close_keeping_wal(connection, directory)
         raise
-    return OpenedStore(connection, meta, IntegrityReport(left.warning))
+    return OpenedStore(connection, meta, IntegrityReport(wal_state.warning))
 
 
 def _check_numbers(
-    connection: sqlite3.Connection, marker: Marker | None, left: WalState, newest: int
+    connection: sqlite3.Connection, marker: Marker | None, wal_state: WalState, newest: int
 ) -> None:
     version = _version(connection)
     if version or marker is not None:
         meta = read_meta(connection)
-        integrity.check_numbers(marker, meta.opened, meta.closed, lost=left.lost)
+        integrity.check_numbers(marker, meta.opened, meta.closed, lost=wal_state.lost)
         if version < newest:
             _close_before_migration(connection, meta)
 

@@ -1,4 +1,4 @@
-"""What the daemon does with decisions of people, at its start and while it runs."""
+"""How the daemon carries out decisions about operations, at its start and while it runs."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reconciled.runtime.decisions.inbox import SCAN_INTERVAL
 from reconciled.runtime.decisions.resolutions import FIRST_SCAN_TIMEOUT, Resolutions
 from reconciled.runtime.operations.pinned import pin
 
-HOLD = Hold("nobody knows", "decision", "", 1.0)
+HOLD = Hold("unclear", "decision", "", 1.0)
 COMPLETE, FORWARD = Resolution.COMPLETE, Resolution.FORWARD
 BACK, ABANDON = Resolution.BACK, Resolution.ABANDON
 
@@ -33,20 +33,20 @@ BACK, ABANDON = Resolution.BACK, Resolution.ABANDON
 async def earlier(
     whole_daemon: WholeDaemon, act: Callable[[Store, OperationJournal], Awaitable[Any]]
 ) -> Any:
-    """What *act* gives, done in an earlier life of the daemon."""
+    """What *act* gives, done in an earlier run of the daemon."""
     store = Store.open(whole_daemon.state)
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         given = await act(store, operations)
-        nursery.cancel_scope.cancel(reason="that life is over")
+        nursery.cancel_scope.cancel(reason="that run is over")
     return given
 
 
 async def held(
     whole_daemon: WholeDaemon, key: str = "a/x", *, removal: bool = False, value: int = 1
 ) -> str:
-    """The id of an operation that an earlier life has left held, half-done."""
+    """The id of a held operation with one started step, left by an earlier run."""
 
     async def act(_: Store, operations: OperationJournal) -> str:
         pinned = pin(thing(key.partition("/")[2], value), removal=removal)
@@ -76,10 +76,10 @@ async def past_of(whole_daemon: WholeDaemon, operation: str) -> OperationRecord 
     return past.records[0] if past.records else None
 
 
-async def test_what_was_decided_meanwhile_comes_before_recovery(
+async def test_a_decision_made_while_the_daemon_was_down_precedes_recovery(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A decision of the time between two daemons is what the first run of the key goes by."""
+    """The first run of the key follows a decision that was made before the start."""
     seen: list[tuple[int, int]] = []
 
     async def act(request: Any) -> Result:
@@ -108,7 +108,7 @@ async def test_what_was_decided_meanwhile_comes_before_recovery(
 async def test_without_a_decision_it_stays_held(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A held key has no run of its reconciler, however often it is wanted."""
+    """The reconciler of a held key does not run."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x", 2)]
     await held(whole_daemon)
@@ -121,7 +121,7 @@ async def test_without_a_decision_it_stays_held(
     ("what", "ending", "applied"),
     [(COMPLETE, Ending.COMPLETED, True), (ABANDON, Ending.ABANDONED, False)],
 )
-async def test_a_running_daemon_closes_it_at_once(
+async def test_a_running_daemon_closes_the_operation_at_once(
     whole_daemon: WholeDaemon,
     autojump_clock: MockClock,
     what: Resolution,
@@ -129,7 +129,7 @@ async def test_a_running_daemon_closes_it_at_once(
     *,
     applied: bool,
 ) -> None:
-    """Complete remembers the pinned spec as applied, abandon claims nothing; the key runs again."""
+    """Complete records the pinned spec as applied, abandon nothing; the key is reconciled again."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x", 2)]
     identity = await held(whole_daemon, value=1)
@@ -161,8 +161,10 @@ class Undoer(ThingReconciler):
 """
 
 
-async def test_back_undoes_it(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
-    """Back has the reconciler undo it, in an operation that is linked with it both ways."""
+async def test_back_undoes_the_operation(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """Back has the reconciler undo it, in a new operation; each names the other."""
     whole_daemon.plugin("undo", PLUGIN + UNDOER)
     whole_daemon.configure("a: {reconciler: 'undo:Undoer'}")
     whole_daemon.declared["a"] = [thing("x", 2)]
@@ -179,10 +181,10 @@ async def test_back_undoes_it(whole_daemon: WholeDaemon, autojump_clock: MockClo
         assert (undoing.undoes, undoing.ending) == (identity, Ending.DONE)
 
 
-async def test_a_removal_that_is_done_is_not_repeated(
+async def test_a_completed_removal_is_not_repeated(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Complete of a removal forgets the key: nothing runs, and nothing of it stays."""
+    """Complete of a removal forgets the key: nothing runs, and no state of it is left."""
     whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
     whole_daemon.declared["a"] = [thing("y")]
     identity = await held(whole_daemon, removal=True)
@@ -196,7 +198,7 @@ async def test_a_removal_that_is_done_is_not_repeated(
     async with whole_daemon.running() as daemon:
         await whole_daemon.wait_all_blocked()
         assert Key("a/x") in daemon.controllers["a"].removing
-        # As if it had gone while the daemon ran: its last manifest is known here.
+        # As if its manifest had been deleted while the daemon ran: the last one is known.
         daemon.controllers["a"].absent[Key("a/x")] = thing("x", 1)
         decide(whole_daemon, identity, COMPLETE)
         await whole_daemon.wait_all_blocked()
@@ -207,10 +209,10 @@ async def test_a_removal_that_is_done_is_not_repeated(
         assert await past_of(whole_daemon, identity) is not None
 
 
-async def test_a_controller_that_is_not_there(
+async def test_operations_of_an_unconfigured_controller_can_be_resolved(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Operations of a controller that left the configuration can be settled too."""
+    """An operation can be resolved after its controller was removed from the configuration."""
     whole_daemon.configure("a")
     gone, later = await held(whole_daemon, "z/x"), await held(whole_daemon, "z/y")
     async with whole_daemon.running() as daemon:
@@ -225,10 +227,10 @@ async def test_a_controller_that_is_not_there(
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"decision": "sell", "who": "e"}', "[1]"])
-async def test_what_cannot_be_used_is_dropped(
+async def test_an_unusable_decision_is_dropped(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, text: str | None
 ) -> None:
-    """A decision about what is not held, or that nobody wrote, goes with a line; the rest acts."""
+    """A decision about an unknown operation, and a malformed one, are logged and removed."""
     whole_daemon.configure("a")
     identity = await held(whole_daemon)
     async with whole_daemon.running() as daemon:
@@ -245,10 +247,10 @@ async def test_what_cannot_be_used_is_dropped(
         assert left(whole_daemon) == []
 
 
-async def test_work_that_goes_on_is_not_settled(
+async def test_a_running_operation_is_not_resolved(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A decision about an operation that runs, since it was lifted meanwhile, changes nothing."""
+    """A decision about an operation that runs, and is not held any more, changes nothing."""
     running: list[str] = []
     go_on = trio.Event()
 
@@ -277,10 +279,10 @@ async def test_work_that_goes_on_is_not_settled(
         assert record.ending is Ending.DONE
 
 
-async def test_what_an_earlier_daemon_took_is_acted_on(
+async def test_a_claim_of_an_earlier_daemon_is_carried_out(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A decision that was taken, and not settled before a kill, is repeated by the next start."""
+    """The next start carries out a decision that a killed daemon claimed and did not finish."""
     whole_daemon.configure("a")
     identity = await held(whole_daemon)
     decide(whole_daemon, identity, ABANDON)
@@ -290,10 +292,10 @@ async def test_what_an_earlier_daemon_took_is_acted_on(
         assert left(whole_daemon) == []
 
 
-async def test_what_is_noted_already_is_no_news(
+async def test_a_decision_that_is_recorded_already_is_removed_silently(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A decision that the journal has, of a daemon that was cut off then, goes without a line."""
+    """A decision that the journal already contains is removed without a log line."""
     whole_daemon.configure("a")
     identity = await held(whole_daemon, "z/x")
     decide(whole_daemon, identity, FORWARD)
@@ -310,10 +312,10 @@ async def test_what_is_noted_already_is_no_news(
         assert whole_daemon.log_lines("resolution.rejected") == []
 
 
-async def test_it_is_tried_again(
+async def test_a_decision_that_cannot_be_written_is_tried_again(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that cannot be written delays a decision, and a start, but loses neither."""
+    """A store that cannot be written delays a decision, and a start, and loses neither."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x", 1)]
     identity = await held(whole_daemon)
@@ -330,7 +332,7 @@ async def test_it_is_tried_again(
         assert whole_daemon.log_lines("resolution.deferred")[0]["reason"] == "no space left"
         record = daemon.journal.find(identity)
         assert record is not None
-        # What follows from it comes first: the journal says it last.
+        # The journal records the decision last, after what follows from it.
         assert record.hold is not None
         full.clear()
         await trio.sleep(SCAN_INTERVAL + 0.1)
@@ -338,10 +340,10 @@ async def test_it_is_tried_again(
         assert left(whole_daemon) == []
 
 
-async def test_a_start_waits_for_the_first_look_alone(
+async def test_a_start_waits_for_the_first_scan_only(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first look that does not end delays the start by its limit, and no longer."""
+    """A first scan that does not end delays the start by FIRST_SCAN_TIMEOUT."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
     decide(whole_daemon, await held(whole_daemon, "z/x"), ABANDON)
@@ -357,10 +359,10 @@ async def test_a_start_waits_for_the_first_look_alone(
         assert whole_daemon.ran == ["a/x"]
 
 
-async def test_without_notices_it_looks(
+async def test_decisions_are_found_without_inotify(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the kernel has no watch left, decisions are found a little later, with one line."""
+    """Where the kernel's inotify limit is used up, decisions are polled for, with one log line."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
@@ -377,10 +379,10 @@ async def test_without_notices_it_looks(
         assert daemon.journal.find(identity) is None
 
 
-async def test_everything_after_a_damaged_store(
+async def test_all_operations_are_abandoned_after_a_damaged_store(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """--all trusts the store again, abandons what is held, and every key has its turn at once."""
+    """--all trusts the store again, abandons held operations, and reconciles every key."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x", 1), thing("y", 1)]
     identity = await held(whole_daemon)
