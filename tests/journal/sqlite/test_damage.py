@@ -1,4 +1,4 @@
-"""A harmed store is never believed: the truth, less a torn tail at most, or set aside (C04)."""
+"""A damaged store is set aside, or opens with its content, at most without a torn tail (C04)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEED = random.SystemRandom().randrange(1 << 32)
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be had: hundreds of openings need no real syncs."""
+    """A directory in memory, if possible: hundreds of openings need no real syncs."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
@@ -44,12 +44,12 @@ def logged(place: Path) -> tuple[Path, list[Content]]:
 
 @pytest.fixture
 def state(place: Path) -> Path:
-    """Where copies are harmed and opened."""
+    """Where copies are damaged and opened."""
     return place / "state"
 
 
 def opened(state: Path) -> tuple[Content, Store]:
-    """Open, look, close; one reopening later the same must be there, without a word."""
+    """Open, read, close; the next opening finds the same content, without a warning."""
     store = Store.open(state)
     found = content_of(store)
     store.close()
@@ -62,7 +62,7 @@ def opened(state: Path) -> tuple[Content, Store]:
 
 
 def test_a_kill_loses_nothing(logged: tuple[Path, list[Content]], state: Path) -> None:
-    """What was durable is there after a kill, without a warning."""
+    """Everything durable is there after a kill, without a warning."""
     image, seen = logged
     found, store = opened(copied(image, state))
     assert found == seen[-1]
@@ -81,21 +81,21 @@ def test_c04_the_log_cut_at_every_byte_of_its_last_transaction(
     before = wal.scan(content[: whole.end - 1]).end
     assert whole.end == len(content)
     assert before < whole.end - wal.FRAME_HEADER_SIZE
-    # Each byte of what tells frames apart; of their pages each 61st, and the last ones.
+    # Each byte of the frame headers; every 61st byte of the pages, and the last ones.
     offsets = {*range(before, before + 64), *range(before, whole.end, 61)}
     offsets |= set(range(whole.end - 64, whole.end))
     for offset in sorted(offsets):
-        harmed = copied(image, state)
-        with (harmed / "store" / LOG).open("r+b") as stream:
+        damaged = copied(image, state)
+        with (damaged / "store" / LOG).open("r+b") as stream:
             stream.truncate(offset)
-        found, store = opened(harmed)
+        found, store = opened(damaged)
         assert found == seen[-2], offset
         assert bool(store.integrity.warning) == (offset > before), offset
 
 
 @pytest.mark.slow
 def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], state: Path) -> None:
-    """In the last transaction it is a torn tail, anywhere before it the store is set aside."""
+    """A flip in the last transaction is a torn tail; before it, the store is set aside."""
     image, seen = logged
     content = (image / "store" / LOG).read_bytes()
     whole = wal.scan(content)
@@ -110,11 +110,11 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
     ]
     offsets += [*range(last, last + wal.FRAME_HEADER_SIZE)]
     for offset in offsets:
-        harmed = copied(image, state)
+        damaged = copied(image, state)
         flipped = bytearray(content)
         flipped[offset] ^= 1 << rng.randrange(8)
-        (harmed / "store" / LOG).write_bytes(flipped)
-        found, store = opened(harmed)
+        (damaged / "store" / LOG).write_bytes(flipped)
+        found, store = opened(damaged)
         if offset < last:
             assert store.integrity.damage, offset
             assert store.degraded
@@ -123,16 +123,16 @@ def test_c04_one_byte_flipped_in_the_log(logged: tuple[Path, list[Content]], sta
             assert store.integrity.warning, offset
 
 
-def test_c04_a_second_kill_behind_a_torn_tail(
+def test_c04_a_second_kill_after_a_torn_tail(
     logged: tuple[Path, list[Content]], place: Path, state: Path
 ) -> None:
-    """What is left of a torn tail is never taken for a part of what was written after it."""
+    """The remains of a torn tail are not read as a part of later transactions."""
     image, seen = logged
     content = bytearray((image / "store" / LOG).read_bytes())
     whole = wal.scan(bytes(content))
     last = wal.scan(bytes(content[: whole.end - 1])).end
     assert whole.end - last > 2 * (wal.FRAME_HEADER_SIZE + 4096)
-    content[last + 100] ^= 1  # its first page did not get to the disk, its last ones did
+    content[last + 100] ^= 1  # its first page did not reach the disk, its last ones did
     (copied(image, state) / "store" / LOG).write_bytes(content)
     store = Store.open(state)
     assert store.integrity.warning
@@ -145,7 +145,7 @@ def test_c04_a_second_kill_behind_a_torn_tail(
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_c04_one_byte_flipped_in_the_database(place: Path, state: Path, *, killed: bool) -> None:
-    """Wrong rows are never given: the truth, or a store that is set aside, or refused."""
+    """A flip is without effect, or the store is set aside or refused: no wrong row is returned."""
     made, image = place / "made", place / "image"
     fill(made, image, rounds=4, killed=False)
     if killed:
@@ -159,12 +159,12 @@ def test_c04_one_byte_flipped_in_the_database(place: Path, state: Path, *, kille
     print("seed", SEED)
     verdicts = {"truth": 0, "damage": 0, "newer": 0}
     for offset in [rng.randrange(len(content)) for _ in range(300)] + [*range(100)]:
-        harmed = copied(image, state)
+        damaged = copied(image, state)
         flipped = bytearray(content)
         flipped[offset] ^= 1 << rng.randrange(8)
-        (harmed / "store" / FILE).write_bytes(flipped)
+        (damaged / "store" / FILE).write_bytes(flipped)
         try:
-            store = Store.open(harmed)
+            store = Store.open(damaged)
         except StoreTooNew:
             assert offset in range(60, 64)
             verdicts["newer"] += 1
@@ -182,31 +182,33 @@ def test_c04_one_byte_flipped_in_the_database(place: Path, state: Path, *, kille
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("damage", "reason"),
     [
-        ("log gone", "log is empty or missing"),
+        ("log missing", "log is empty or missing"),
         ("log empty", "log is empty or missing"),
-        ("database gone", "database is empty or missing"),
+        ("database missing", "database is empty or missing"),
         ("database empty", "database is empty or missing"),
-        ("mark gone", "is missing"),
-        ("mark harmed", "is malformed"),
+        ("marker missing", "is missing"),
+        ("marker malformed", "is malformed"),
     ],
 )
-def test_c04_what_was_lost_is_damage(place: Path, state: Path, harm: str, says: str) -> None:
-    """A file that went, or went back in time, is no older state without a word."""
+def test_c04_a_lost_file_is_damage(place: Path, state: Path, damage: str, reason: str) -> None:
+    """A missing, empty or malformed file is damage, not an older state."""
     made, image = place / "made", place / "image"
     fill(made, place / "first", rounds=1, killed=False)
     fill(made, image, rounds=1)
     store = copied(image, state) / "store"
-    if harm.endswith("gone"):
-        (store / {"log": LOG, "database": FILE, "mark": MARKER}[harm.split(maxsplit=1)[0]]).unlink()
-    elif harm == "mark harmed":
+    if damage.endswith(" missing"):
+        (
+            store / {"log": LOG, "database": FILE, "marker": MARKER}[damage.split(maxsplit=1)[0]]
+        ).unlink()
+    elif damage == "marker malformed":
         (store / MARKER).write_bytes(b"open 1x\n")
     else:
-        (store / {"log": LOG, "database": FILE}[harm.split(maxsplit=1)[0]]).write_bytes(b"")
+        (store / {"log": LOG, "database": FILE}[damage.split(maxsplit=1)[0]]).write_bytes(b"")
     before = {each.name: each.read_bytes() for each in store.iterdir()}
     opened_ = Store.open(state)
-    assert says in opened_.integrity.damage
+    assert reason in opened_.integrity.damage
     aside = opened_.integrity.set_aside_path
     assert aside is not None
     assert content_of(opened_) == Content((), {}, "", 1)
@@ -217,7 +219,7 @@ def test_c04_what_was_lost_is_damage(place: Path, state: Path, harm: str, says: 
 
 
 def test_an_older_copy_of_a_closed_store_is_damage(place: Path, state: Path) -> None:
-    """A database that knows less than its mark was exchanged for an older one."""
+    """A database with a lower generation than its marker was replaced by an older one."""
     made = place / "made"
     fill(made, place / "first", rounds=1, killed=False)
     fill(made, place / "second", rounds=1, killed=False)
@@ -228,8 +230,8 @@ def test_an_older_copy_of_a_closed_store_is_damage(place: Path, state: Path) -> 
     store.close()
 
 
-def test_a_fresh_store_stays_degraded_until_a_person_ends_it(place: Path, state: Path) -> None:
-    """The flag is there from the first commit, over restarts, and goes with who and why."""
+def test_a_new_store_is_degraded_until_a_person_clears_it(place: Path, state: Path) -> None:
+    """The flag is set by the first commit, survives restarts, and is cleared with who and why."""
     fill(place / "made", place / "image", rounds=1)
     (copied(place / "image", state) / "store" / LOG).unlink()
     for _ in range(2):
@@ -238,7 +240,7 @@ def test_a_fresh_store_stays_degraded_until_a_person_ends_it(place: Path, state:
         assert "store.damaged-" in store.degraded_reason
         store.close()
 
-    async def settle() -> None:
+    async def clear() -> None:
         store = Store.open(state)
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
@@ -246,7 +248,7 @@ def test_a_fresh_store_stays_degraded_until_a_person_ends_it(place: Path, state:
             assert not store.degraded
             nursery.cancel_scope.cancel(reason="test")
 
-    trio.run(settle)
+    trio.run(clear)
     store = Store.open(state)
     assert not store.degraded
     assert store.writer.meta.settled.endswith(" root: looked at it")
@@ -256,7 +258,7 @@ def test_a_fresh_store_stays_degraded_until_a_person_ends_it(place: Path, state:
 def test_c04_a_kill_while_damage_is_set_aside(
     place: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the rename and the fresh store's first commit, it is degraded all the same."""
+    """After a kill between the rename and its first commit, the new store is degraded as well."""
     fill(place / "made", place / "image", rounds=1)
     (copied(place / "image", state) / "store" / LOG).unlink()
 
@@ -275,7 +277,7 @@ def test_c04_a_kill_while_damage_is_set_aside(
 
 
 def test_c04_a_kill_at_each_write_of_an_opening(place: Path, state: Path) -> None:
-    """Recovery of the store is repeatable: cut short at any point it comes to the same end."""
+    """Opening can be interrupted at any point: the next opening has the same result."""
     seen = fill(place / "made", place / "image", rounds=2)
     images = place / "images"
     copied(place / "image", state)

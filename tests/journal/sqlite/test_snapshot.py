@@ -17,8 +17,8 @@ from reconciled.journal.sqlite.store import Store, read_all_applied
 PRINT = Fingerprint("f")
 
 
-async def test_a_running_daemons_store_is_read_and_untouched(tmp_path: Path) -> None:
-    """What is only in the log yet is seen, while the daemon holds the store and goes on."""
+async def test_the_store_of_a_running_daemon_is_read_and_unchanged(tmp_path: Path) -> None:
+    """Rows that are only in the log are read, while the daemon has the store open."""
     store = Store.open(tmp_path)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -37,29 +37,29 @@ async def test_a_running_daemons_store_is_read_and_untouched(tmp_path: Path) -> 
 
 
 def test_no_store_is_no_error(tmp_path: Path) -> None:
-    """Before the first start there is nothing to read, and nothing is made."""
+    """Before the first start, a snapshot is empty and creates nothing."""
     with open_snapshot(tmp_path / "never") as connection:
         assert connection is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_that_was_written_into_is_made_again(
+def test_a_copy_during_a_write_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that changes while it is copied is copied again, and not for ever."""
+    """A store that changes during the copy is copied again, up to five times."""
     Store.open(tmp_path).close()
     file = tmp_path / "store" / FILE
     copies: list[int] = []
     changes = 2
     read_log = snapshot._read_wal
 
-    def written_into(store: Path) -> bytes:
+    def changing(store: Path) -> bytes:
         copies.append(len(copies))
-        if len(copies) // 3 < changes:  # before, during and after: three looks a copy
+        if len(copies) // 3 < changes:  # before, during and after: three reads for each copy
             file.touch()
         return read_log(store)
 
-    monkeypatch.setattr(snapshot, "_read_wal", written_into)
+    monkeypatch.setattr(snapshot, "_read_wal", changing)
     with open_snapshot(tmp_path) as connection:
         assert connection is not None
     assert len(copies) == 9
@@ -68,8 +68,8 @@ def test_a_copy_that_was_written_into_is_made_again(
         pass
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A newer schema and a damaged store have the same errors as at a start."""
+def test_an_unreadable_store_is_an_error(tmp_path: Path) -> None:
+    """A newer schema and a damaged store raise the same errors as a start."""
     store = Store.open(tmp_path)
     store.writer.connection.execute("PRAGMA user_version=9")
     store.close()

@@ -28,8 +28,8 @@ SPEC = {"path": "/etc/motd", "content": "hé"}
 PRINT = fingerprint_of(SPEC)
 
 
-async def remember(store: Store, key: Key = KEY, *, complete: bool = True) -> None:
-    """Remember the same spec for *key*."""
+async def record(store: Store, key: Key = KEY, *, complete: bool = True) -> None:
+    """Record the same spec for *key*."""
     await store.record_applied(key, "File", SPEC, PRINT, base="/etc/x", complete=complete)
 
 
@@ -39,14 +39,14 @@ async def end(nursery: trio.Nursery) -> None:
     await trio.lowlevel.checkpoint()
 
 
-async def test_what_is_remembered_survives_a_start(tmp_path: Path) -> None:
-    """The last spec of a key is there after a new open, whole and with its fingerprint."""
+async def test_applied_specs_survive_a_restart(tmp_path: Path) -> None:
+    """The last spec of a key, complete and with its fingerprint, is there after a restart."""
     store = Store.open(tmp_path, now=lambda: 12.5)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        await remember(store)
-        await remember(store, Key("site/ns/other"), complete=False)
-        await remember(store, Key("site2/motd"))
+        await record(store)
+        await record(store, Key("site/ns/other"), complete=False)
+        await record(store, Key("site2/motd"))
         await end(nursery)
     again = Store.open(tmp_path)
     found = read_all_applied(again.writer.connection).get("site", {})
@@ -59,13 +59,13 @@ async def test_what_is_remembered_survives_a_start(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_one_key_and_all_keys_are_recalled(tmp_path: Path) -> None:
-    """One key is read through the writer, all of them by controller; unknown is None."""
+async def test_one_key_and_all_keys_can_be_read(tmp_path: Path) -> None:
+    """find_applied() reads one key, None if it is unknown; read_all_applied() all of them."""
     store = Store.open(tmp_path)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        await remember(store)
-        await remember(store, Key("other/ns/x"))
+        await record(store)
+        await record(store, Key("other/ns/x"))
         found = await store.find_applied(KEY)
         assert found is not None
         assert found.spec == SPEC
@@ -77,15 +77,15 @@ async def test_one_key_and_all_keys_are_recalled(tmp_path: Path) -> None:
 
 
 async def test_a_begun_spec_hides_the_one_before(tmp_path: Path) -> None:
-    """While a spec is begun no fingerprint counts as done, so that going back to it acts."""
+    """While a spec is begun, no fingerprint counts as applied: reverting to it acts."""
     store = Store.open(tmp_path)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        await remember(store)
+        await record(store)
         assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (PRINT, None)
-        await remember(store, complete=False)
+        await record(store, complete=False)
         assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (None, PRINT)
-        await remember(store)
+        await record(store)
         assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (PRINT, None)
         await store.forget(KEY)
         assert (store.fingerprint(KEY), store.incomplete_fingerprint(KEY)) == (None, None)
@@ -96,7 +96,7 @@ async def test_a_begun_spec_hides_the_one_before(tmp_path: Path) -> None:
 
 
 def again_writable(store: Store) -> trio.Event:
-    """Set when a store that had trouble takes everything again."""
+    """Set when the store is writable again."""
     event = trio.Event()
 
     def told(trouble: str) -> None:
@@ -108,23 +108,23 @@ def again_writable(store: Store) -> trio.Event:
 
 
 async def test_many_callers_share_a_commit(tmp_path: Path) -> None:
-    """Writes that wait together are committed together."""
+    """Writes that wait at the same time are one commit."""
     store = Store.open(tmp_path)
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as callers:
             for number in range(200):
-                callers.start_soon(remember, store, Key(f"site/{number}"))
+                callers.start_soon(record, store, Key(f"site/{number}"))
             await trio.testing.wait_all_tasks_blocked()
             assert store.commits == 0
             await nursery.start(store.run)
         assert store.commits == 1
-        await remember(store)
+        await record(store)
         assert store.commits == 2
         await end(nursery)
 
 
-async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
-    """An error in one function undoes that part alone and is raised where it was awaited."""
+async def test_an_error_of_one_caller_does_not_affect_others(tmp_path: Path) -> None:
+    """An error in one function reverts that part only, and is raised in its caller."""
     store = Store.open(tmp_path)
 
     def half(connection: sqlite3.Connection) -> None:
@@ -137,9 +137,9 @@ async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
 
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as callers:
-            callers.start_soon(remember, store, Key("site/a"))
+            callers.start_soon(record, store, Key("site/a"))
             callers.start_soon(failing)
-            callers.start_soon(remember, store, Key("site/b"))
+            callers.start_soon(record, store, Key("site/b"))
             await trio.testing.wait_all_tasks_blocked()
             await nursery.start(store.run)
         assert store.commits == 1
@@ -150,20 +150,22 @@ async def test_a_callers_error_is_its_own(tmp_path: Path) -> None:
     again.close()
 
 
-async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) -> None:
-    """What could not be committed is an error for every caller; mirror and writer are sound."""
+async def test_a_failed_commit_fails_all_its_writes_and_the_writer_continues(
+    tmp_path: Path,
+) -> None:
+    """Each caller of a failed commit gets the error; the mirror and the writer are intact."""
     store = Store.open(tmp_path)
     writable = again_writable(store)
     failures = []
 
     async def attempt(key: Key) -> None:
         try:
-            await remember(store, key)
+            await record(store, key)
         except WriteFailed as exc:
             failures.append(str(exc))
 
     def end_it(connection: sqlite3.Connection) -> None:
-        connection.execute("ROLLBACK")  # what SQLite does by itself on a full disk
+        connection.execute("ROLLBACK")  # as SQLite does on a full disk
         raise sqlite3.OperationalError("database or disk is full")
 
     async def full() -> None:
@@ -181,7 +183,7 @@ async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) ->
         assert store.all_keys() == set()
         assert store.commits == 0
         await writable.wait()
-        await remember(store)
+        await record(store)
         await end(nursery)
     again = Store.open(tmp_path)
     assert again.all_keys() == {KEY}
@@ -189,7 +191,7 @@ async def test_a_failed_commit_fails_all_and_the_writer_lives(tmp_path: Path) ->
 
 
 async def test_a_real_full_disk_fails_the_writes_that_do_not_fit(tmp_path: Path) -> None:
-    """SQLite's own "full" reaches the callers, and smaller writes go on afterwards."""
+    """Callers get SQLite's error for a full database, and later, smaller writes succeed."""
     store = Store.open(tmp_path)
     (pages,) = store.writer.connection.execute("PRAGMA page_count").fetchone()
     store.writer.connection.execute(f"PRAGMA max_page_count={pages + 8}")
@@ -202,19 +204,19 @@ async def test_a_real_full_disk_fails_the_writes_that_do_not_fit(tmp_path: Path)
             )
         assert store.all_keys() == set()
         await writable.wait()
-        await remember(store)
+        await record(store)
         assert store.fingerprint(KEY) == PRINT
         await end(nursery)
 
 
-async def test_a_cancelled_caller_has_written_all_the_same(tmp_path: Path) -> None:
-    """A cancellation while waiting does not take the write back, on disk nor in the mirror."""
+async def test_a_cancelled_write_is_done_all_the_same(tmp_path: Path) -> None:
+    """A cancellation of the caller reverts the write neither on the disk nor in the mirror."""
     store = Store.open(tmp_path)
     with trio.move_on_after(0):
-        await remember(store)
+        await record(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        await remember(store, Key("site/later"))
+        await record(store, Key("site/later"))
         assert store.fingerprint(KEY) == PRINT
         await end(nursery)
     again = Store.open(tmp_path)
@@ -222,13 +224,13 @@ async def test_a_cancelled_caller_has_written_all_the_same(tmp_path: Path) -> No
     again.close()
 
 
-async def test_the_writer_commits_what_waits_when_it_is_cancelled(tmp_path: Path) -> None:
-    """The writer's end loses nothing that was asked before it, and refuses what comes after."""
+async def test_a_cancelled_writer_commits_the_waiting_writes(tmp_path: Path) -> None:
+    """The end of the writer commits earlier writes and refuses later ones."""
     store = Store.open(tmp_path)
     done = []
 
     async def caller(number: int) -> None:
-        await remember(store, Key(f"site/{number}"))
+        await record(store, Key(f"site/{number}"))
         done.append(number)
 
     async with trio.open_nursery() as callers:
@@ -240,14 +242,14 @@ async def test_the_writer_commits_what_waits_when_it_is_cancelled(tmp_path: Path
             await store.run()
     assert len(done) == 1200
     with pytest.raises(StoreClosed):
-        await remember(store)
+        await record(store)
     again = Store.open(tmp_path)
     assert len(again.all_keys()) == 1200
     again.close()
 
 
-async def test_a_spec_beyond_json_fails_its_caller_only(tmp_path: Path) -> None:
-    """What JSON cannot express is the caller's TypeError, before anything is queued."""
+async def test_a_spec_that_json_cannot_express_is_refused(tmp_path: Path) -> None:
+    """The caller gets a TypeError before anything is queued."""
     store = Store.open(tmp_path)
     with pytest.raises(TypeError):
         await store.record_applied(KEY, "File", {"x": object()}, PRINT, base="/", complete=True)
@@ -256,7 +258,7 @@ async def test_a_spec_beyond_json_fails_its_caller_only(tmp_path: Path) -> None:
 
 
 async def test_source_identities_are_kept_and_repeated_ones_cost_nothing(tmp_path: Path) -> None:
-    """An identity survives a start; noting the same one again is no transaction."""
+    """An identity survives a restart; recording the same one again is no transaction."""
     store = Store.open(tmp_path)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -272,7 +274,7 @@ async def test_source_identities_are_kept_and_repeated_ones_cost_nothing(tmp_pat
 
 
 def test_the_epoch_rises_with_every_open(tmp_path: Path) -> None:
-    """Each start has a higher epoch than every one before, even one that ended at once."""
+    """Each start has a higher epoch than all earlier ones, even one that ended at once."""
     epochs = []
     for _ in range(3):
         store = Store.open(tmp_path)
@@ -281,8 +283,8 @@ def test_the_epoch_rises_with_every_open(tmp_path: Path) -> None:
     assert epochs == [1, 2, 3]
 
 
-def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
-    """Specs may hold secrets: directory 0700, every file 0600, whatever the umask is."""
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    """The directory has mode 0700 and every file 0600 at any umask: specs may hold secrets."""
     old = os.umask(0)
     try:
         store = Store.open(tmp_path)
@@ -295,8 +297,8 @@ def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pending", [False, True])
-def test_a_newer_schema_is_refused_untouched(tmp_path: Path, *, pending: bool) -> None:
-    """A store of a newer program is left byte for byte, also where its version is in the log."""
+def test_a_newer_schema_is_refused_unchanged(tmp_path: Path, *, pending: bool) -> None:
+    """A store of a newer program is not changed, also if its version is only in the log."""
     Store.open(tmp_path).close()
     file = tmp_path / "store" / schema.FILE
     connection = sqlite3.connect(file, isolation_level=None)
@@ -314,12 +316,12 @@ def test_a_newer_schema_is_refused_untouched(tmp_path: Path, *, pending: bool) -
     with pytest.raises(StoreTooNew, match=r"schema 7, and this program knows up to 1"):
         Store.open(tmp_path)
     after = {each.name: each.read_bytes() for each in file.parent.iterdir()}
-    after.pop(f"{schema.FILE}-shm", None)  # the reader's index, no part of the store
+    after.pop(f"{schema.FILE}-shm", None)  # the index of the reader, not a part of the store
     assert after == before
 
 
-def test_what_is_no_database_is_set_aside(tmp_path: Path) -> None:
-    """A store that SQLite does not know is kept as it is, beside a fresh one that says so."""
+def test_a_file_that_is_not_a_database_is_set_aside(tmp_path: Path) -> None:
+    """A store that is not an SQLite database is set aside unchanged, and a new one is made."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / schema.FILE).write_bytes(b"not a database" * 100)
     store = Store.open(tmp_path)
@@ -331,7 +333,7 @@ def test_what_is_no_database_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_a_migration_keeps_the_rows_and_a_copy(tmp_path: Path) -> None:
-    """The next version starts from the rows of this one; a copy from before lies beside it."""
+    """The next version starts with the rows of this one, after a copy of the store."""
     store = Store.open(tmp_path)
     row = Applied(Key("site/a"), "File", Fingerprint("f"), "/", 1.0, complete=True, spec="{}")
     write_applied(store.writer.connection, row)
@@ -350,8 +352,8 @@ def test_a_migration_keeps_the_rows_and_a_copy(tmp_path: Path) -> None:
     copy.close()
 
 
-def test_a_failed_migration_leaves_the_version_before(tmp_path: Path) -> None:
-    """A migration is whole or not there."""
+def test_a_failed_migration_changes_nothing(tmp_path: Path) -> None:
+    """A migration is complete or has no effect."""
     Store.open(tmp_path).close()
 
     def broken(connection: sqlite3.Connection) -> None:
@@ -368,8 +370,8 @@ def test_a_failed_migration_leaves_the_version_before(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_second_opener_is_shut_out(tmp_path: Path) -> None:
-    """Nobody else reads or writes the open store, whatever became of the state lock."""
+def test_a_second_opener_is_refused(tmp_path: Path) -> None:
+    """No other connection reads or writes the open store, even without the state lock."""
     store = Store.open(tmp_path)
     other = sqlite3.connect(tmp_path / "store" / schema.FILE, timeout=0)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -380,7 +382,7 @@ def test_a_second_opener_is_shut_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_keys(tmp_path: Path) -> None:
-    """They are read within a start's patience, and the mirror takes at most 300 bytes a key."""
+    """A start reads them within seconds, and the mirror takes at most 300 bytes for each key."""
     import tracemalloc
 
     store = Store.open(tmp_path)
@@ -423,8 +425,8 @@ trio.run(main)
 
 
 @pytest.mark.processes
-def test_what_returned_survives_a_kill(tmp_path: Path) -> None:
-    """A write that returned is there after SIGKILL, and the store opens again by itself."""
+def test_a_write_that_returned_survives_a_kill(tmp_path: Path) -> None:
+    """A write that returned is there after SIGKILL, and the store opens again."""
     ended = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=False)
     assert ended.returncode == -9
     store = Store.open(tmp_path)

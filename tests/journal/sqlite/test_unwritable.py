@@ -1,4 +1,4 @@
-"""Full disks, failing devices, kills: what is refused, what waits, what comes back by itself."""
+"""Full disks, failing devices, kills: what is refused, what waits, and how it recovers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 
 
 def worker(state: Path, mode: str, *strace: str) -> tuple[list[list[str]], int]:
-    """What the worker said, word by word, and how it ended (strace gives 128 + signal away)."""
+    """The words of each line of the worker, and its exit code (from strace: 128 + signal)."""
     ended = subprocess.run(
         [*strace, sys.executable, str(WORKER), str(state), mode],
         check=False,
@@ -40,15 +40,15 @@ def worker(state: Path, mode: str, *strace: str) -> tuple[list[list[str]], int]:
 
 
 def injecting(what: str, state: Path) -> list[str]:
-    """Strace with an injection, for calls on files below *state* alone; skips where it cannot."""
+    """An strace command that injects *what* into calls on FILES of *state*; skips without it."""
     strace = shutil.which("strace")
     trial = strace and subprocess.run(
         [strace, "-o", "/dev/null", "true"], check=False, capture_output=True
     )
     if not trial or trial.returncode:
         if os.environ.get("CI") == "true":
-            pytest.fail("strace is missing or may not trace: it is needed under CI")
-        pytest.skip("strace is missing or may not trace")
+            pytest.fail("strace is missing or not permitted to trace: it is needed under CI")
+        pytest.skip("strace is missing or not permitted to trace")
     files = [f"--trace-path={state}/{name}" for name in FILES]
     return [str(strace), "-f", "-qq", "-o", "/dev/null", *files, f"--inject={what}"]
 
@@ -56,15 +56,15 @@ def injecting(what: str, state: Path) -> list[str]:
 FILES = (
     "store/store.sqlite",
     "store/store.sqlite-wal",
-    "store/opening.new",
+    "store/opening",
     "store",
     "store.new/store.sqlite",
     "store.new",
 )
 
 
-def test_c02_a_poison_pill_is_counted_before_it_kills(tmp_path: Path) -> None:
-    """Killed right behind count(), each start finds one recovery more."""
+def test_c02_a_recovery_that_kills_is_counted_before_it_runs(tmp_path: Path) -> None:
+    """Each start after a kill right after count_recovery() finds one more recovery."""
     assert worker(tmp_path, "poison") == ([], -signal.SIGKILL)
     for start in range(1, 6):
         said, code = worker(tmp_path, "poison")
@@ -75,7 +75,7 @@ def test_c02_a_poison_pill_is_counted_before_it_kills(tmp_path: Path) -> None:
 
 
 def check(state: Path, said: list[list[str]]) -> None:
-    """What was said to be durable is; nothing was damaged by our own doing."""
+    """Whatever was reported as durable is durable, and the store is not damaged."""
     store = Store.open(state)
     assert not store.integrity.damage, store.integrity
     assert not store.degraded
@@ -96,13 +96,13 @@ def check(state: Path, said: list[list[str]]) -> None:
 
 
 def states(said: list[list[str]]) -> list[list[str]]:
-    """What was wrong with the journal, once each time."""
+    """The reports that the journal is unwritable."""
     return [words for words in said if words[0] == "state" and words[1] != "writable"]
 
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that has been used and closed: its opening makes few calls, so that most hit work."""
+    """A used and closed store: its opening makes few calls, so most injections hit later work."""
     state = tmp_path_factory.mktemp("used")
     assert worker(state, "1")[1] == 0
     return state
@@ -119,24 +119,24 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(("openat", when) for when in ("1", "2", "3", "5", "6")),
     ],
 )
-def test_an_error_at_the_nth_call_is_got_through(
+def test_an_error_at_the_nth_call_is_recovered_from(
     used: Path, tmp_path: Path, error: str, call: str, when: str
 ) -> None:
-    """Intents are refused with the reason, the rest waits; all becomes durable by itself.
+    """Intents are refused with the reason, other writes wait until they are durable.
 
-    strace counts calls of each thread for itself: the opening's, and those of the writer's.
+    strace counts the calls of each thread separately: of the opening, and of the writer.
     """
     state = tmp_path / "state"
     shutil.copytree(used, state)
     file = state / "store" / "store.sqlite"
     before = file.stat().st_ino
     said, code = worker(state, "6", *injecting(f"{call}:error={error}:when={when}", state))
-    if said and said[0][0] == "unusable":  # it hit the opening: nothing was begun
+    if said and said[0][0] == "unusable":  # the opening failed: nothing was begun
         assert code == 1
         said, code = worker(state, "6")
     elif call == "fdatasync" or (call == "pwrite64" and when != "20..24"):
         assert "state" in [words[0] for words in said]
-        # What a failed sync left on the disk nobody knows: the store goes on in a new file.
+        # After a failed sync the content of the disk is unknown: the store is in a new file.
         assert (file.stat().st_ino != before) == ("I/O error" in " ".join(*states(said)))
     assert code == 0
     assert said[-1] == ["pending", "0"]
@@ -144,8 +144,8 @@ def test_an_error_at_the_nth_call_is_got_through(
     check(state, said)
 
 
-def test_a_store_that_fails_for_good_keeps_what_it_said(tmp_path: Path) -> None:
-    """Every sync fails from some point on: nothing is said to be durable that is not."""
+def test_a_store_that_fails_permanently_reports_nothing_wrong(tmp_path: Path) -> None:
+    """When every sync fails from some point on, nothing is reported durable that is not."""
     strace = injecting("fdatasync:error=EIO:when=12+", tmp_path)
     said: list[list[str]] = []
     with subprocess.Popen(
@@ -165,7 +165,7 @@ def test_a_store_that_fails_for_good_keeps_what_it_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB, for which one has to be root."""
+    """A file system of 24 MiB; only root can mount it."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -180,7 +180,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def filled_up(place: Path) -> Path:
-    """Leave no room in *place*; the file that takes it."""
+    """Fill the file system of *place*; returns the file that takes the space."""
     filler = place / "filler"
     with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
         while stream.write(b"x" * 4096):
@@ -188,21 +188,21 @@ def filled_up(place: Path) -> Path:
     return filler
 
 
-async def test_a_full_disk_refuses_intents_and_closes_what_is_open(
+async def test_a_full_disk_refuses_intents_and_closes_open_operations(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reserve makes room for outcomes; intents come back by themselves with the room."""
+    """The reserve gives space for outcomes; intents are accepted again once there is space."""
     monkeypatch.setattr(writer, "MAX_BACKOFF", 0.1)
     states: list[str] = []
     store = Store.open(small)
     writable = trio.Event()
 
-    def told(trouble: str) -> None:
-        states.append(trouble)
-        if not trouble:
+    def on_change(reason: str) -> None:
+        states.append(reason)
+        if not reason:
             writable.set()
 
-    store.writer.on_writable_change = told
+    store.writer.on_writable_change = on_change
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -239,14 +239,14 @@ async def test_a_full_disk_refuses_intents_and_closes_what_is_open(
 
 
 async def test_a_start_on_a_full_disk_uses_the_reserve(small: Path) -> None:
-    """It opens, refuses intents with the reason, and returns by itself."""
+    """The store opens, refuses intents with the reason, and accepts them once there is space."""
     store = Store.open(small)
     store.close()
     filler = filled_up(small)
     store = Store.open(small)
     assert store.unwritable_reason
     writable = trio.Event()
-    store.writer.on_writable_change = lambda trouble: None if trouble else writable.set()
+    store.writer.on_writable_change = lambda reason: None if reason else writable.set()
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -259,11 +259,11 @@ async def test_a_start_on_a_full_disk_uses_the_reserve(small: Path) -> None:
         nursery.cancel_scope.cancel(reason="test")
 
 
-async def test_a_place_that_turns_read_only_refuses_and_recovers(small: Path) -> None:
-    """A remount read-only in the middle: intents are refused, outcomes wait until it is over."""
+async def test_a_store_that_becomes_read_only_refuses_intents_and_recovers(small: Path) -> None:
+    """While the store is read-only, intents are refused and outcomes wait."""
     store = Store.open(small)
     writable = trio.Event()
-    store.writer.on_writable_change = lambda trouble: None if trouble else writable.set()
+    store.writer.on_writable_change = lambda reason: None if reason else writable.set()
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -282,12 +282,12 @@ async def test_a_place_that_turns_read_only_refuses_and_recovers(small: Path) ->
         nursery.cancel_scope.cancel(reason="test")
 
 
-def test_what_is_said_durable_was_synced_before(tmp_path: Path) -> None:
-    """From the record of a process's calls: no word while a write to the store waits for its sync.
+def test_what_is_reported_durable_was_synced_before(tmp_path: Path) -> None:
+    """A system call trace shows no report of success before the write to the store is synced.
 
-    New names too: the directory is synced after each file that comes, goes or is exchanged.
+    This includes names: a directory is synced after a file in it is made, removed or replaced.
     """
-    injecting("fsync:error=EIO:when=9999", tmp_path)  # skips where nothing can be traced
+    injecting("fsync:error=EIO:when=9999", tmp_path)  # skips if nothing can be traced
     trace = tmp_path / "trace"
     calls = "write,pwrite64,fsync,fdatasync,rename,mkdir,openat,ftruncate,unlink"
     strace = ["strace", "-f", "-qq", "-y", "-s", "400", "-o", str(trace), "-e", f"trace={calls}"]
@@ -305,7 +305,7 @@ def test_what_is_said_durable_was_synced_before(tmp_path: Path) -> None:
             assert not unsynced, (line, unsynced)
         elif call in ("write", "pwrite64", "ftruncate") and "/store" in handle:
             if handle.endswith("store.sqlite"):
-                continue  # what a checkpoint writes stays in the log until SQLite has synced it
+                continue  # the log keeps its frames until SQLite has synced it
             unsynced.add(handle)
         elif call in ("fsync", "fdatasync"):
             unsynced.discard(handle)

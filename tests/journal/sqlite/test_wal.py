@@ -1,4 +1,4 @@
-"""The walk over a log agrees with SQLite's own, and tells more."""
+"""The scan of a log agrees with SQLite, and distinguishes a torn tail from damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = random.SystemRandom().randrange(1 << 32)
 
 @pytest.fixture
 def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """A database with a log, one row a transaction."""
+    """A database with a log, one row for each transaction."""
     connection = sqlite3.connect(tmp_path / "x", isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL").close()
     connection.execute("CREATE TABLE t (a)").close()
@@ -26,12 +26,12 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def log_of(tmp_path: Path) -> bytes:
-    """The log as it lies there."""
+    """The content of the log."""
     return (tmp_path / "x-wal").read_bytes()
 
 
 def rows(tmp_path: Path, database: bytes, log: bytes) -> int:
-    """How many rows SQLite sees with *log*."""
+    """How many rows SQLite reads with *log*."""
     place = tmp_path / "copy"
     place.write_bytes(database)
     (tmp_path / "copy-wal").write_bytes(log)
@@ -41,14 +41,14 @@ def rows(tmp_path: Path, database: bytes, log: bytes) -> int:
     return count
 
 
-def test_no_log_and_an_empty_one_hold_nothing() -> None:
-    """They are whole; less than a header is torn."""
+def test_an_empty_log_has_no_transaction() -> None:
+    """An empty log is intact; less than a header is a torn tail."""
     assert scan(b"") == WalScan(end=0)
     assert scan(b"x" * 31).torn
 
 
 def test_transactions_are_counted(connection: sqlite3.Connection, tmp_path: Path) -> None:
-    """Each commit counts once, whatever it wrote."""
+    """Each commit counts once, for any number of pages."""
     for number in range(9):
         connection.execute("BEGIN").close()
         for _ in range(number):
@@ -60,10 +60,10 @@ def test_transactions_are_counted(connection: sqlite3.Connection, tmp_path: Path
     assert found.end == len(log_of(tmp_path))
 
 
-def test_frames_of_the_log_before_are_no_tail(
+def test_frames_of_an_earlier_log_are_ignored(
     connection: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    """A log that began anew has old frames behind its own: they are neither torn nor damage."""
+    """Old frames after those of a restarted log are neither a torn tail nor damage."""
     for _ in range(20):
         connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
     size = len(log_of(tmp_path))
@@ -77,10 +77,8 @@ def test_frames_of_the_log_before_are_no_tail(
         assert found.end < size
 
 
-def test_what_is_no_damage_is_what_sqlite_reads(
-    connection: sqlite3.Connection, tmp_path: Path
-) -> None:
-    """With a flip anywhere: as many rows as whole transactions, or the walk calls it damage."""
+def test_the_scan_counts_what_sqlite_reads(connection: sqlite3.Connection, tmp_path: Path) -> None:
+    """After any flip, SQLite reads as many rows as the scan counts, or the scan finds damage."""
     database = (tmp_path / "x").read_bytes()
     for _ in range(12):
         connection.execute("INSERT INTO t VALUES (?)", ("x" * 1500,)).close()
@@ -104,7 +102,7 @@ def test_what_is_no_damage_is_what_sqlite_reads(
 
 
 def test_a_tail_without_its_commit_is_torn(connection: sqlite3.Connection, tmp_path: Path) -> None:
-    """Whole frames that no commit follows were never durable."""
+    """Intact frames without a commit after them were never durable."""
     connection.execute("BEGIN").close()
     for _ in range(10):
         connection.execute("INSERT INTO t VALUES (?)", ("x" * 3000,)).close()
@@ -118,10 +116,10 @@ def test_a_tail_without_its_commit_is_torn(connection: sqlite3.Connection, tmp_p
     assert found.end >= WAL_HEADER_SIZE
 
 
-def test_a_flip_in_the_salts_is_no_frame_of_another_log(
+def test_a_flip_in_the_salts_is_not_another_log(
     connection: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    """No checksum covers them: the last transaction would be gone without a word."""
+    """No checksum covers the salts: a flip there must not drop the last transaction."""
     connection.execute("INSERT INTO t VALUES (1)").close()
     log = log_of(tmp_path)
     last = len(log) - STEP
