@@ -1,7 +1,7 @@
-"""What durable operations cost: many at once, one alone, and a long history.
+"""The cost of durable operations: many at once, one alone, and a long history.
 
-Beside each figure stands the same work without the journal's means: each record with a commit
-of its own through the same thread (many at once), or one bare commit (one alone).
+Each figure is compared with a baseline: the same records with one commit each through the same
+thread (many at once), or one bare commit (one alone).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from reconciled.journal.sqlite.lifecycle import transaction
 from reconciled.journal.sqlite.rows import insert, move_to_past
 from reconciled.journal.sqlite.store import Store
 
-TASKS, SECONDS, TURNS = 50, 4.0, 300
+TASKS, SECONDS, ROUNDS = 50, 4.0, 300
 PINNED = {"spec": {"path": "/etc/motd", "content": "x" * 200}, "kind": "File", "base": "/etc/x"}
-# A tenth of a million operations with a tenth of the default history: what is kept of them, and
-# how much the files outgrow it, is what a million has ten times over.
+# A tenth of a million operations with a tenth of the default history: a million has ten times the
+# kept rows, and ten times the space that the files take beyond them.
 MANY, KEPT = 100_000, 10_000
 
 
@@ -36,7 +36,7 @@ MANY, KEPT = 100_000, 10_000
 async def journal(
     state: Path, history: HistoryLimits | None = None
 ) -> AsyncIterator[OperationJournal]:
-    """A running journal in *state*."""
+    """A journal in *state*, with its writer."""
     store = Store.open(state)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -44,13 +44,13 @@ async def journal(
         nursery.cancel_scope.cancel(reason="measured")
 
 
-async def many(operations: OperationJournal, last: Callable[[int], bool]) -> float:
-    """Durable records a second of TASKS tasks that begin and end, until last(operations)."""
+async def run_many(operations: OperationJournal, is_last: Callable[[int], bool]) -> float:
+    """Durable records per second of TASKS tasks that begin and end, until is_last(operations)."""
     count, began = 0, time.perf_counter()
 
     async def task(number: int) -> None:
         nonlocal count
-        while not last(count):
+        while not is_last(count):
             record = await operations.begin(Key(f"bench/{number}"), "apply", PINNED)
             await operations.end(record.id, Ending.DONE)
             count += 1
@@ -61,8 +61,8 @@ async def many(operations: OperationJournal, last: Callable[[int], bool]) -> flo
     return 2 * count / (time.perf_counter() - began)
 
 
-async def apart(state: Path) -> float:
-    """Durable records a second where each is a commit of its own, through one thread."""
+async def run_separate_commits(state: Path) -> float:
+    """Durable records per second with one commit each, through one thread."""
     limiter = trio.CapacityLimiter(1)
     store = Store.open(state)
     operations = OperationJournal.load(store)
@@ -83,8 +83,8 @@ async def apart(state: Path) -> float:
     return count / (time.perf_counter() - began)
 
 
-class Bare:
-    """One commit of one small row, through one thread."""
+class BareCommits:
+    """Commits of one small row each, through one thread."""
 
     def __init__(self, directory: Path) -> None:
         self.limiter = trio.CapacityLimiter(1)
@@ -96,15 +96,15 @@ class Bare:
         self.connection.execute("CREATE TABLE IF NOT EXISTS t (a)").close()
 
     async def commit(self) -> None:
-        """Write it."""
+        """Commit one row."""
         await trio.to_thread.run_sync(self._write, limiter=self.limiter)
 
     def _write(self) -> None:
         self.connection.execute("INSERT INTO t VALUES (1)").close()
 
 
-async def alone(operations: OperationJournal) -> None:
-    """One operation with three steps, while nothing else happens."""
+async def run_one(operations: OperationJournal) -> None:
+    """One operation with three steps, while nothing else runs."""
     record = await operations.begin(Key("bench/alone"), "apply", PINNED)
     for step in ("prepare", "exchange", "tell"):
         await operations.record_step_started(record.id, step, "idempotent")
@@ -112,27 +112,27 @@ async def alone(operations: OperationJournal) -> None:
     await operations.end(record.id, Ending.DONE)
 
 
-async def side_by_side(place: Path) -> tuple[float, float]:
+async def compare_one(place: Path) -> tuple[float, float]:
     """Milliseconds of one operation alone, and of one bare commit.
 
-    Medians of turns that alternate: what a sync takes changes from one second to the next.
+    Medians of alternating rounds: the duration of a sync varies from second to second.
     """
-    bare = Bare(place)
+    bare = BareCommits(place)
     ours, floors = [], []
     async with journal(place) as operations:
-        for _ in range(TURNS):
+        for _ in range(ROUNDS):
             began = time.perf_counter()
             for _ in range(4):
                 await bare.commit()
             between = time.perf_counter()
-            await alone(operations)
+            await run_one(operations)
             ours.append(time.perf_counter() - between)
             floors.append((between - began) / 4)
     bare.connection.close()
     return statistics.median(ours) * 1000, statistics.median(floors) * 1000
 
 
-def opening(state: Path) -> float:
+def time_opening(state: Path) -> float:
     """Milliseconds until a store is open and its operations are read."""
     began = time.perf_counter()
     store = Store.open(state)
@@ -142,7 +142,7 @@ def opening(state: Path) -> float:
     return took
 
 
-def finished(state: Path, count: int) -> None:
+def fill_history(state: Path, count: int) -> None:
     """Put *count* finished operations into the history."""
     store = Store.open(state)
     operations = OperationJournal.load(store)
@@ -155,35 +155,35 @@ def finished(state: Path, count: int) -> None:
 
 
 async def measure(place: Path) -> None:
-    """Print every figure; the best of a few rounds where others share the machine."""
+    """Print every figure; throughput is the best of three rounds, since machines are shared."""
     heading()
     together, one = 0.0, 0.0
     async with journal(place) as operations:
         for _ in range(3):
             until = time.perf_counter() + SECONDS
-            rate = await many(operations, lambda _, until=until: time.perf_counter() >= until)
+            rate = await run_many(operations, lambda _, until=until: time.perf_counter() >= until)
             together = max(together, rate)
     (place / "apart").mkdir()
-    one = await apart(place / "apart")
+    one = await run_separate_commits(place / "apart")
     row("durable records, 50 tasks, two each", together, one, "1/s", "≥ 5000, ≥ 4 x floor")
-    took, floor = await side_by_side(place)
+    took, floor = await compare_one(place)
     row("operation with three steps, alone", took, floor, "ms", "≤ 6 x a bare commit")
     (place / "empty").mkdir()
-    opening(place / "empty")
-    empty = min(opening(place / "empty") for _ in range(3))
+    time_opening(place / "empty")
+    empty = min(time_opening(place / "empty") for _ in range(3))
     (place / "full").mkdir()
-    finished(place / "full", 100_000)
-    full = min(opening(place / "full") for _ in range(3))
+    fill_history(place / "full", 100_000)
+    full = min(time_opening(place / "full") for _ in range(3))
     row("opening, 100 k finished in the history", full, empty, "ms", "start ≤ 1 s in all")
     (place / "sized").mkdir()
     async with journal(place / "sized", HistoryLimits(operations=KEPT)) as operations:
-        await many(operations, lambda count: count >= MANY)
+        await run_many(operations, lambda count: count >= MANY)
     size = sum(file.stat().st_size for file in (place / "sized" / "store").iterdir()) / 2**20
     row("store after 1 M operations (a tenth, x 10)", 10 * size, None, "MiB", "bounded")
 
 
 def main() -> None:
-    """Measure beside the working directory: what lies in memory has no syncs to pay for."""
+    """Measure in the working directory: a file system in memory has no cost of a sync."""
     place = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".bench-journal-"))
     try:
         trio.run(measure, place)

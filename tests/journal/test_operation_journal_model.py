@@ -1,7 +1,7 @@
-"""The durable operations against a plain model, with a crash at any moment.
+"""Durable operations compared with a plain model, with a crash at any moment.
 
-A crash is a copy of the files, cut anywhere in what the last write added to the log, and opened
-in place of the store that goes on no longer.
+A crash is a copy of the files, truncated anywhere in what the last write added to the log. The copy
+is opened instead of the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Step:
 
 @attrs.define
 class Model:
-    """One open operation: what memory has, and what of it the disk has at least."""
+    """One open operation: its state in memory, and the least of it that is on the disk."""
 
     id: str
     key: Key
@@ -54,12 +54,12 @@ class Model:
     unwritten: set[str] = attrs.field(factory=set)  # started, and never on the disk
 
     def flushed(self) -> None:
-        """Its next write took everything along that is pending."""
+        """A write included all pending changes."""
         self.pending.clear()
 
 
 class Journal(RuleBasedStateMachine):
-    """Rules are the calls of the interface; each ends with everything compared."""
+    """The rules are the calls of the interface; after each one everything is compared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Journal(RuleBasedStateMachine):
         self._open()
 
     def teardown(self) -> None:
-        """Nothing stays behind."""
+        """Remove the store."""
         self.store.close()
         shutil.rmtree(self.place)
 
@@ -90,7 +90,7 @@ class Journal(RuleBasedStateMachine):
         self.operations = OperationJournal.load(self.store, identity=HERE)
 
     def _run(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """One call with the writer at work for as long as it takes."""
+        """One call, with the writer running until it returns."""
         before = self.store.commits
         self.log_before = self._log()
         self.undo = (
@@ -117,7 +117,7 @@ class Journal(RuleBasedStateMachine):
                 self.undo = None
 
     async def _write(self) -> None:
-        """The writer's loop without its end, which would close the store."""
+        """The loop of the writer, without the end that closes the store."""
         writer = self.store.writer
         while True:
             await writer._arrival.wait()
@@ -132,7 +132,7 @@ class Journal(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), own=st.booleans())
     def begin(self, key: Key, *, own: bool) -> None:
-        """Open one, unless the key has one."""
+        """Open an operation, unless the key has one."""
         print_ = Fingerprint(f"{len(self.over)}{len(self.open_models)}{self.number}")
         owned = AppliedSpec("File", {"a": 1}, print_, "/") if own else None
         taken = any(model.key == key for model in self.open_models.values())
@@ -151,7 +151,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.open_models)
     @rule(data=st.data(), name=st.sampled_from("abc"), kind=st.sampled_from(KINDS))
     def started(self, data: st.DataObject, name: str, kind: str) -> None:
-        """A step starts; what is pending becomes durable."""
+        """A step starts; pending changes become durable."""
         model = self._pick(data)
         if name in model.steps:
             return
@@ -168,7 +168,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.open_models)
     @rule(data=st.data(), value=st.none() | st.integers() | st.lists(st.text(max_size=3)))
     def done(self, data: st.DataObject, value: Any) -> None:
-        """A started step is done; durable at once only if it is ONCE."""
+        """A started step is done; durable at once only if it is a ONCE step."""
         model = self._pick(data)
         started = sorted(name for name, step in model.steps.items() if not step.done)
         if not started:
@@ -188,7 +188,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.open_models)
     @rule(data=st.data(), ending=st.sampled_from([Ending.DONE, Ending.FAILED, Ending.ABANDONED]))
     def end(self, data: st.DataObject, ending: Ending) -> None:
-        """It is over, in one commit."""
+        """An operation ends, in one commit."""
         model = self._pick(data)
         self._run(self.operations.end, model.id, ending)
         assert self.commits == 1
@@ -211,7 +211,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.open_models)
     @rule(data=st.data(), hold=st.booleans())
     def hold(self, data: st.DataObject, *, hold: bool) -> None:
-        """A hold comes or goes."""
+        """A hold is set or lifted."""
         model = self._pick(data)
         if hold:
             self._run(self.operations.hold, model.id, Hold("why", "code", "seen", 1.0))
@@ -226,7 +226,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.open_models)
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
-        """All steps are forgotten, unless one was ONCE."""
+        """All steps are deleted, unless one is a ONCE step."""
         model = self._pick(data)
         try:
             self._run(self.operations.reset_steps, model.id)
@@ -258,7 +258,7 @@ class Journal(RuleBasedStateMachine):
     @precondition(lambda self: self.open_models)
     @rule(data=st.data())
     def undo_it(self, data: st.DataObject) -> None:
-        """A compensation takes its place."""
+        """A compensation replaces an operation."""
         model = self._pick(data)
         record = self._run(self.operations.begin, model.key, "undo", {}, undoes=model.id)
         assert self.commits == 1
@@ -269,7 +269,7 @@ class Journal(RuleBasedStateMachine):
 
     @rule()
     def close(self) -> None:
-        """A clean end loses what is pending of steps, and nothing else."""
+        """A clean end loses pending changes of steps, and nothing else."""
         self.store.close()
         self._open()
         assert not self.store.integrity.warning
@@ -279,7 +279,7 @@ class Journal(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        """Killed between two calls, or while the last one was being written."""
+        """A kill between two calls, or during the write of the last one."""
         log = self._log()
         cut = len(log)
         if self.undo is not None and log[:32] == self.log_before[:32]:
@@ -302,7 +302,7 @@ class Journal(RuleBasedStateMachine):
         self.compare()
 
     def _forget_unwritten(self) -> None:
-        """What was never on the disk: steps that were pending, or started and may run again."""
+        """Drop what was never on the disk: pending steps, and started ones that may be repeated."""
         for model in self.open_models.values():
             on_disk = self.operations.find(model.id)
             assert on_disk is not None
@@ -311,14 +311,14 @@ class Journal(RuleBasedStateMachine):
                 assert kept is None or kept.kind != "once"
                 if kept is None:
                     del model.steps[name]
-                else:  # its start went along with another write
+                else:  # its start was included in another write
                     assert kept.state is StepState.STARTED
                     model.steps[name] = Step(kept.kind, done=False)
             model.pending.clear()
             model.unwritten.clear()
 
     def compare(self) -> None:
-        """Memory is as the model; the disk too, apart from what may be pending."""
+        """Memory equals the model; so does the disk, except for pending changes."""
         assert {record.id for record in self.operations.list_open()} == set(self.open_models)
         on_disk = {record.id: record for record in self.store.open_operations()}
         assert set(on_disk) == set(self.open_models)

@@ -1,6 +1,6 @@
-"""A process at work on a store, for kills and for injected errors; speaks in lines.
+"""A process that works on a store, for kills and injected errors.
 
-``worker.py STATE MODE``: each line on standard output says what has become durable.
+``worker.py STATE MODE``: each line on standard output reports what has become durable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite.store import Store
 
 
-def say(*words: object) -> None:
+def report(*words: object) -> None:
     """Write one whole line before anything else happens."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
@@ -28,34 +28,34 @@ async def count_then_die(operations: OperationJournal) -> None:
     """A recovery that kills its process: it has to be counted before it runs (C02)."""
     for record in operations.list_open():
         counted = await operations.count_recovery(record.id)
-        say("counted", counted.attempt, counted.recoveries)
+        report("counted", counted.attempt, counted.recoveries)
         os.kill(os.getpid(), signal.SIGKILL)
     await operations.begin(Key("a/poison"), "apply", {})
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def work(store: Store, operations: OperationJournal, rounds: int) -> None:
-    """Begin, step and end; whatever happens to the store, go on until every round is over."""
+    """Begin, step and end, and continue after errors until every round has ended."""
     number = 0
     while number < rounds:
         try:
             record = await operations.begin(Key(f"a/{number}"), "apply", {"n": "x" * 500})
         except NotJournaled as error:
-            say("refused", error)
+            report("refused", error)
             await trio.sleep(0.02)
             continue
-        except OperationAlreadyOpen as error:  # from a start before
+        except OperationAlreadyOpen as error:  # from an earlier start
             (record,) = [each for each in operations.list_open() if each.id == error.operation]
-        say("begun", record.id)
+        report("begun", record.id)
         if record.step("s") is None:
             await operations.record_step_started(record.id, "s", "once")
-            say("started", record.id)
+            report("started", record.id)
             await operations.record_step_done(record.id, "s", "once", number)
-            say("done", record.id)
+            report("done", record.id)
         await operations.end(record.id, Ending.DONE)
-        say("ended", record.id)
+        report("ended", record.id)
         number += 1
-    say("all", store.epoch)
+    report("all", store.epoch)
 
 
 async def main(state: Path, mode: str) -> None:
@@ -63,9 +63,9 @@ async def main(state: Path, mode: str) -> None:
     try:
         store = Store.open(state)
     except StoreUnusable as error:
-        say("unusable", error)
+        report("unusable", error)
         raise SystemExit(1) from error
-    store.writer.on_writable_change = lambda trouble: say("state", trouble or "writable")
+    store.writer.on_writable_change = lambda trouble: report("state", trouble or "writable")
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -75,9 +75,9 @@ async def main(state: Path, mode: str) -> None:
             else:
                 await work(store, operations, int(mode))
         except StoreClosed as error:
-            say("closed", error)
+            report("closed", error)
         nursery.cancel_scope.cancel(reason="over")
-    say("pending", len(operations.pending))
+    report("pending", len(operations.pending))
 
 
 if __name__ == "__main__":

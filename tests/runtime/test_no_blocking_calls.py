@@ -192,7 +192,7 @@ def test_the_guard_finds_a_blocking_call(
 
 
 def test_the_guard_finds_a_query(tmp_path: Path, guard: Guard) -> None:
-    """A query in the guarded thread fails, whoever opened the store."""
+    """A query fails in the guarded thread, also on a connection that was opened before."""
     connection = sqlite3.connect(tmp_path / "c")
     guard.on = True
     with pytest.raises(RuntimeError, match="blocks the event loop"):

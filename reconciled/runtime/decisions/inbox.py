@@ -60,7 +60,7 @@ class Inbox(Generic[D]):
     """The decisions of one kind.
 
     scanned  set after the first scan
-    lock     held during a scan of the service: whoever holds it keeps decisions from taking effect
+    lock     held by serve() during a scan; a caller that holds it delays decisions
     """
 
     files: DecisionFiles
