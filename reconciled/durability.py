@@ -1,11 +1,12 @@
 """Durable writes: a file is replaced whole, and a power cut leaves the old or the new one.
 
-Everything of ours that is not in the store is written by replace() or replace_at(). The small
-parent above a program has its own, since it imports nothing of the package, and ``files`` has
-another, which also keeps owners and attributes of files that are not ours.
+Every file of the daemon that is not in the store is written by replace() or replace_at(). There
+are two other implementations: the small parent above a program has one, since it imports
+nothing of the package, and ``files`` has one that also keeps owners and attributes of
+third-party files.
 
-Each call blocks for a sync, milliseconds and on a busy disk seconds: in the loop it belongs in a
-thread. It imports only what ``reconciled step`` can afford.
+Each call blocks for a sync, milliseconds and on a busy disk seconds: in the loop, call it in a
+thread. This module imports only what ``reconciled step`` can afford.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def sync(path: Path) -> None:
-    """Return when *path*, a file or a directory, is on the disk as it is now. Raises OSError."""
+    """Sync *path*, a file or a directory: durable when this returns. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -30,11 +31,11 @@ def sync(path: Path) -> None:
 def replace(path: Path, data: bytes) -> None:
     """Replace the file *path* with *data*, mode 0600; durable when this returns.
 
-    Raises OSError: then *path* holds what it held before, or all of *data* where only the sync
-    of the directory failed.
+    Raises OSError: then *path* is unchanged, or holds all of *data* where only the sync of the
+    directory failed.
     """
-    # The loop and the last resort may both write, and two people may decide at once: each has a
-    # temporary file of its own until the rename.
+    # The loop and the last resort may both write, and so may two verbs at once: each writer has
+    # a temporary file of its own until the rename.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         _write(os.open(temporary, _OPEN_NEW, 0o600), data)
@@ -49,7 +50,7 @@ def replace(path: Path, data: bytes) -> None:
 def replace_at(directory: int, name: str, data: bytes) -> None:
     """Replace the file *name* in the open *directory*, which the caller has locked and syncs.
 
-    Raises OSError: then *name* holds what it held before.
+    Raises OSError: then *name* is unchanged.
     """
     temporary = f".{name}.ours"
     _write(os.open(temporary, _OPEN_NEW, 0o600, dir_fd=directory), data)
@@ -57,7 +58,7 @@ def replace_at(directory: int, name: str, data: bytes) -> None:
 
 
 def sync_parent(directory: int) -> None:
-    """Sync the directory above the open *directory*, whose own entry may be new."""
+    """Sync the parent of the open *directory*, whose entry there may be new."""
     above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fsync(above)

@@ -1,12 +1,12 @@
-"""The instant of a stop: signal handlers that are in place before anything is imported.
+"""Signal handlers that are installed before anything else is imported; they set the stop's instant.
 
 The handlers are plain Python functions (``signal.signal``), not a task that receives signals:
-while a loop is busy a handler runs within milliseconds, a receiving task only when the loop
-turns again. The dispatcher reads ``stop_at`` before each start, so that nothing begins after
-the instant, whatever the loop is doing (invariant 2).
+while the loop is busy a handler runs within milliseconds, a receiving task only when the loop
+turns again. The dispatcher reads ``stop_requested_at`` before each start, so that no run starts
+after the instant, whatever the loop is doing (invariant 2).
 
-This module imports nothing but small parts of the standard library, so that it can be the
-first thing that ``run`` touches.
+This module imports only small parts of the standard library, so that ``run`` can import it
+first.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
 class SignalHandlers:
-    """What the handlers saw, in order; read by the loop and by the last resort.
+    """The signals received, in order; read by the loop and by the last resort.
 
-    stop_at   monotonic time of the first stop signal, None before
+    stop_requested_at   monotonic time of the first stop signal, None before
+    received            each signal that was not yet handled, with its monotonic time
     """
 
     def __init__(self) -> None:
         self.stop_requested_at: float | None = None
         self.received: deque[tuple[int, float]] = deque()
         self._started = False
-        self._wake: Callable[[], None] = _wake_nobody
+        self._wake: Callable[[], None] = _wake_nothing
 
     def install(self) -> None:
-        """Take over the signals.
+        """Install the handlers.
 
         SIGCHLD too: inherited as ignored, it would turn every exit status of a child into 0.
         """
@@ -45,13 +46,13 @@ class SignalHandlers:
             signal.signal(number, self._on_other)
         if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN):
             # There is no log to dump stacks into yet, and by default it would end the process.
-            # Not again later: faulthandler's own handler cannot be seen from here.
+            # Only where none is set: a later call must not replace faulthandler's own handler.
             signal.signal(signal.SIGUSR1, _ignore_signal)
 
     def reclaim(self) -> list[str]:
-        """Take back what somebody else has taken over; the names of those signals.
+        """Reinstall the handlers that other code has replaced; returns the names of those signals.
 
-        Whatever a plugin's run does to the handlers, a stop must get through. In the main thread.
+        A plugin may replace handlers, and a stop must still be received. In the main thread only.
         """
         ours = dict.fromkeys(STOP_SIGNALS, self._on_stop) | dict.fromkeys(
             OTHER_SIGNALS, self._on_other
@@ -62,21 +63,21 @@ class SignalHandlers:
         return [signal.Signals(number).name for number in lost]
 
     def finish_start(self, wake: Callable[[], None]) -> None:
-        """The start is over: from now on a stop has stages. *wake* is called from handlers."""
+        """The start is complete: from now on a stop has stages. Handlers call *wake*."""
         self._wake = wake
         self._started = True
         if self.received:
             wake()
 
     def ignore_stops(self) -> None:
-        """At the very end: a late signal must not change the exit code."""
+        """Ignore stop signals at the very end: a late one must not change the exit code."""
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
         if not self._started:
-            # Nothing has been begun that would have to end, and the kernel frees the lock.
+            # Nothing was started that has to be ended, and the kernel releases the lock.
             os._exit(0)
         if self.stop_requested_at is None:
             self.stop_requested_at = now
@@ -84,15 +85,15 @@ class SignalHandlers:
         self._wake()
 
     def _on_other(self, number: int, _: FrameType | None) -> None:
-        # A burst of equal signals is one: what they ask for is done once, after the last.
+        # A burst of equal signals counts as one: the requested action runs once, after the last.
         if all(number != seen for seen, _ in self.received.copy()):
             self.received.append((number, time.monotonic()))
         self._wake()
 
 
 def _ignore_signal(_: int, __: FrameType | None) -> None:
-    """Nothing can be dumped before the log is there."""
+    """Does nothing: there is no log to dump stacks into yet."""
 
 
-def _wake_nobody() -> None:
-    """Before the start is over, nobody waits for signals: they are kept."""
+def _wake_nothing() -> None:
+    """Does nothing: before the start is complete signals are only recorded."""

@@ -1,10 +1,11 @@
-"""Work in a thread, also while the system starts none: that passes, and is nobody's fault here.
+"""Runs a function in a thread, and retries while the system cannot start a thread.
 
-A unit's ``TasksMax=`` counts the daemon's threads and all processes of its programs together. One
-program that forks without end keeps the daemon from starting a thread; it must not end it.
+A unit's ``TasksMax=`` limits the daemon's threads and all processes of its programs together. A
+program that forks without end keeps the daemon from starting a thread. The condition passes, and
+it must not end the daemon.
 
-1. The function runs once or never: what it raises by itself is passed on and never repeated.
-2. Who waits is told after PATIENCE, by an OSError: these are expected wherever files are.
+1. The function runs once or never: an exception of its own is passed on and not retried.
+2. After START_TIMEOUT the caller gets an OSError, which every caller that uses files handles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from reconciled.core.errors import NoThread
 
 T = TypeVar("T")
 
-# For a thread to be had, in seconds, and from one attempt to the next.
+# Seconds to keep trying to start a thread, and from one attempt to the next.
 START_TIMEOUT, RETRY_INTERVAL = 5.0, 0.05
 
 
@@ -28,9 +29,9 @@ async def in_thread(
     limiter: trio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """Run *function* as trio.to_thread.run_sync does, with all that it says of cancellation.
+    """Run *function* as trio.to_thread.run_sync does, with the same cancellation behaviour.
 
-    Raises NoThread.
+    Raises NoThread where no thread could be started for START_TIMEOUT seconds.
     """
     started = False
 
@@ -46,7 +47,7 @@ async def in_thread(
                 run, limiter=limiter, abandon_on_cancel=abandon_on_cancel
             )
         except RuntimeError as error:
-            # All that the interpreter says of it is this type; from within it would be another's.
+            # The interpreter raises only this type for it; once started it came from the function.
             if started:
                 raise
             if trio.current_time() >= give_up:

@@ -1,14 +1,14 @@
 """The desired state of one controller, merged from its sources.
 
-1. The last good state of a source stays while it is unavailable, and what an incomplete
-   snapshot leaves out stays as it was.
+1. The last good state of a source is kept while the source is unavailable, and what an
+   incomplete snapshot leaves out is kept unchanged.
 2. A key is removed only because it is owned and no longer declared, and only while the latest
    report of *every* declaring source is a complete snapshot (invariant 11). Never because of
    an event, and never by a controller without declaring sources.
-3. Owned is what the store knows from earlier lives and all that was declared in this one, until
-   its removal has ended.
+3. Owned is what the store recorded in earlier runs of the daemon and all that was declared in
+   this one, until its removal has ended.
 4. Once all sources are complete, the outcome is that of one fresh list of them, whatever came
-   before; only a key declared twice stays as it was last good.
+   before; only a key declared twice keeps its last good manifest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reconciled.core.sources import Snapshot, Unavailable
 
 @attrs.frozen
 class SourceState:
-    """Where one source stands, for people: ``SourceReady`` is False unless complete."""
+    """The state of one source, for people: ``SourceReady`` is False unless complete."""
 
     complete: bool = False
     reason: str = "has not been read yet"  # why not complete; empty when it is
@@ -40,12 +40,12 @@ class Changes:
 
     added: tuple[Key, ...] = ()  # desired from now on
     changed: tuple[Key, ...] = ()  # with another spec
-    refreshed: tuple[Key, ...] = ()  # other labels, annotations or place: no reason to run
-    # Added while its removal was let go and has not ended: that ends first, then it runs.
+    refreshed: tuple[Key, ...] = ()  # other labels, annotations or origin: no reason to run
+    # Added while its removal has begun and not ended: the removal ends first, then it runs.
     redeclared: tuple[Key, ...] = ()
-    removed: tuple[Key, ...] = ()  # its removal may begin
-    kept: tuple[Key, ...] = ()  # declared by no one now, but a source is not complete
-    released: tuple[Key, ...] = ()  # was held before, and is not now
+    removed: tuple[Key, ...] = ()  # its removal can start
+    kept: tuple[Key, ...] = ()  # not declared now, but a source is not complete
+    released: tuple[Key, ...] = ()  # held before, and not now
     held: HeldRemovals | None = None
     problems: tuple[Problem, ...] = ()  # keys that are declared twice
 
@@ -54,7 +54,7 @@ class Changes:
 class _Source:
     state: SourceState = attrs.field(factory=SourceState)
     manifests: Mapping[Key, tuple[Manifest, ...]] = attrs.field(factory=dict)
-    left_out: AbstractSet[Key] = frozenset()  # declared before, and not known to be gone
+    left_out: AbstractSet[Key] = frozenset()  # declared before, and not known to be deleted
     unmanaged: Mapping[str, Origin] = attrs.field(factory=dict)
 
 
@@ -66,8 +66,8 @@ def _keys(keys: Iterable[Key]) -> set[Key]:
 class DesiredState:
     """Desired state of *controller*: the manifests of *kind* from *sources*.
 
-    sources  names of its watchers that declare; timers are none of them
-    owned    the keys that the store knows as this controller's
+    sources  names of its watchers that declare, so not of timers
+    owned    the keys that the store has recorded as this controller's
     """
 
     controller: str
@@ -97,7 +97,7 @@ class DesiredState:
 
     @property
     def owned(self) -> frozenset[Key]:
-        """What this controller may remove once nobody declares it."""
+        """The keys that this controller may remove once they are not declared."""
         return frozenset(self._owned)
 
     @property
@@ -107,42 +107,42 @@ class DesiredState:
 
     @property
     def unmanaged(self) -> Mapping[str, Origin]:
-        """Kinds that the sources declare and this controller leaves, and where one stands."""
-        foreign: dict[str, Origin] = {}
+        """Kinds that the sources declare and this controller does not take, each with an origin."""
+        unmanaged: dict[str, Origin] = {}
         for source in self._reported.values():
-            foreign |= source.unmanaged
-        return foreign
+            unmanaged |= source.unmanaged
+        return unmanaged
 
     @property
     def complete(self) -> bool:
-        """Whether every source is complete, so that what is missing is known to be gone."""
+        """Whether every source is complete, so that what is missing is known to be deleted."""
         return bool(self._reported) and all(
             source.state.complete for source in self._reported.values()
         )
 
     def apply(self, source: str, report: Snapshot | Unavailable, now: float) -> Changes:
-        """Take over what *source* reports at *now* (monotonic seconds).
+        """Merge what *source* reports at *now* (monotonic seconds).
 
-        Raises KeyError for a source that is not declared as one.
+        Raises KeyError for a name that is not one of ``sources``.
         """
-        told = self._reported[source]
+        reported = self._reported[source]
         if isinstance(report, Unavailable):
-            told.state = SourceState(complete=False, reason=report.reason, since=now)
+            reported.state = SourceState(complete=False, reason=report.reason, since=now)
         else:
-            self._apply_snapshot(told, report, now)
+            self._apply_snapshot(reported, report, now)
         return self._merge(now)
 
     def approve(self, keys: Iterable[Key], now: float) -> Changes:
-        """Let exactly *keys* be removed, once, although many are at once.
+        """Approve the removal of exactly *keys*, once, although there are many at once.
 
-        Keys that are not held yet (a permit given while the daemon was down) pass when the
-        sources are complete for the first time, if they are missing then; else it lapses.
+        Keys that are not held yet (an approval given while the daemon was down) are removed when
+        the sources are complete for the first time, if they are missing then; else it lapses.
         """
         self.guard.approve(keys)
         return self._merge(now)
 
     def finish_removal(self, key: Key) -> bool:
-        """Forget *key*, whose removal has ended. True if it is desired again, and has to run."""
+        """Forget *key*, whose removal has ended. True: it is desired again, and must run."""
         self._removing.discard(key)
         if not any(key in source.manifests for source in self._reported.values()):
             self._owned.discard(key)
@@ -150,10 +150,10 @@ class DesiredState:
 
     def _apply_snapshot(self, source: _Source, snapshot: Snapshot, now: float) -> None:
         declared: dict[Key, tuple[Manifest, ...]] = {}
-        foreign: dict[str, Origin] = {}
+        unmanaged: dict[str, Origin] = {}
         for manifest in snapshot.manifests:
             if manifest.kind != self.kind:
-                foreign.setdefault(manifest.kind, manifest.origin)
+                unmanaged.setdefault(manifest.kind, manifest.origin)
                 continue
             key = manifest.key_for(self.controller)
             declared[key] = (*declared.get(key, ()), manifest)
@@ -162,7 +162,7 @@ class DesiredState:
             left_out = (source.manifests.keys() | source.left_out) - declared.keys()
         reason = "" if snapshot.complete else _incomplete_reason(snapshot)
         source.state = SourceState(snapshot.complete, reason, now)
-        source.manifests, source.left_out, source.unmanaged = declared, left_out, foreign
+        source.manifests, source.left_out, source.unmanaged = declared, left_out, unmanaged
 
     def _all_declarations(self) -> dict[Key, tuple[Manifest, ...]]:
         together: dict[Key, tuple[Manifest, ...]] = {}
@@ -229,7 +229,7 @@ class DesiredState:
 
 def _incomplete_reason(snapshot: Snapshot) -> str:
     if not snapshot.problems:
-        return "changes while it is read"
+        return "changed while it was read"
     more = len(snapshot.problems) - 1
     return str(snapshot.problems[0]) + (f" (and {more} more)" if more else "")
 
@@ -238,7 +238,7 @@ def _duplicate_problems(key: Key, manifests: tuple[Manifest, ...]) -> list[Probl
     return [
         Problem(
             manifest.origin,
-            f"{key} is declared at {_others(manifest, manifests)} too, so that neither counts:"
+            f"{key} is declared at {_others(manifest, manifests)} too, and neither is used:"
             " keep one of them",
         )
         for manifest in manifests

@@ -28,12 +28,12 @@ def parse_duration(text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """The shortest text that parse_duration() reads back as *seconds*, to the millisecond."""
-    rest = round(seconds * 1000)
-    if rest == 0:
+    left = round(seconds * 1000)
+    if left == 0:
         return "0s"
     parts = []
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, rest = divmod(rest, size)
+        count, left = divmod(left, size)
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)

@@ -39,9 +39,9 @@
     ├── NoThread
     └── DeviceChanged
 
-An exception that one module raises for itself alone stays there, with an underscore. The text of
-each is one line for a person: what is wrong, and what to do. They have no common base: each is
-handled by name, where something can be done about it.
+An exception that only one module raises and catches is defined there, with an underscore. The
+text of each is one line for a person: what is wrong, and what to do. They have no common base:
+each is handled by name, where something can be done about it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from reconciled.core.stages import Cut
 
     class ProgramExit(Protocol):
-        """What ProgramFailed says of the program; see reconciled.core.program_end.Ended."""
+        """What ProgramFailed carries about the program; see reconciled.core.program_end.Ended."""
 
         @property
         def code(self) -> int | None:
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 
 class Invalid(Exception):
-    """Input that cannot be used; carries every problem found, sorted by place."""
+    """Invalid input; carries every problem found, sorted by origin."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, sorted(problems))))
@@ -96,7 +96,7 @@ class NotJournaled(Exception):
 
 
 class Overrun(Exception):
-    """A critical section was cut off: it outran its budget, or the hard limit of a stop."""
+    """A critical section was cut off: it exceeded its budget, or the hard limit of a stop."""
 
     def __init__(self, cut: Cut) -> None:
         super().__init__(str(cut))
@@ -104,10 +104,10 @@ class Overrun(Exception):
 
 
 class CriticalRefused(RuntimeError):
-    """A critical section was asked for too late, where a cancellation cannot be delivered.
+    """A critical section was requested too late, where a cancellation cannot be delivered.
 
-    Elsewhere a refusal *is* a cancellation: an exception would be eaten by retry loops and
-    counted as a failure. Only inside somebody else's shield has it to be an error.
+    Elsewhere a refusal *is* a cancellation: a retry loop would catch an exception and count it
+    as a failure. Only inside a shield that is not a section's does it have to be an error.
     """
 
 
@@ -123,7 +123,7 @@ class ProgramFailed(Exception):
 
 
 class SecretUnavailable(Exception):
-    """A secret cannot be read here and now: which one, why, and what to write. One line."""
+    """A secret cannot be read: str() says which one, why, and what to write. One line."""
 
 
 # -- the state directory and its store ---------------------------------------------------------
@@ -138,12 +138,12 @@ class StateLocked(Exception):
 
     def __init__(self, state: Path, pid: int | None) -> None:
         who = "another process" if pid is None else f"process {pid}"
-        super().__init__(f"{state} is held by {who}: stop that daemon, or use another state:")
+        super().__init__(f"{state} is locked by {who}: stop that daemon, or set another state:")
         self.pid = pid
 
 
 class StoreDamaged(Exception):
-    """The store is not what was written. str() says in what, in words for a person."""
+    """The store differs from what was written. str() says where, for a person."""
 
 
 class StoreUnusable(Exception):
@@ -151,8 +151,8 @@ class StoreUnusable(Exception):
 
     def __init__(self, store: Path, why: str) -> None:
         super().__init__(
-            f"the store {store} cannot be used: {why}. Repair it, or move it away: what was "
-            f"applied is then forgotten, and nothing is removed for it"
+            f"the store {store} cannot be used: {why}. Repair it, or move it away: the daemon "
+            f"then starts without a record of what was applied, and removes nothing for it"
         )
 
 
@@ -161,19 +161,19 @@ class StoreTooNew(Exception):
 
     def __init__(self, store: Path, found: int, known: int) -> None:
         super().__init__(
-            f"the store {store} has schema {found}, and this program knows up to {known}: "
+            f"the store {store} has schema {found}, and this version supports up to {known}: "
             f"install the newer version again"
         )
 
 
 class StoreClosed(Exception):
-    """The store takes no more writes: the daemon is at its end."""
+    """The store accepts no more writes: the daemon is exiting."""
 
 
 class WriteFailed(Exception):
     """A transaction could not be committed. str() says why.
 
-    Nothing of it is there, but after a failed sync it may be found by the next start.
+    Nothing of it was applied, but after a failed sync the next start may find it in the store.
     """
 
 
@@ -196,17 +196,17 @@ class OperationUnknown(Exception):
 
 
 class OnceStepStarted(Exception):
-    """A ONCE step was started: its operation is never begun anew by the journal."""
+    """A ONCE step was started: the journal never restarts its operation from the first step."""
 
     def __init__(self, name: str, operation: str, step: str) -> None:
         super().__init__(
-            f"{name} ({operation}) cannot begin again: its step {step}, which must run once"
-            f" only, was started"
+            f"{name} ({operation}) cannot restart from its first step: step {step}, which must run"
+            f" only once, was started"
         )
 
 
 class RecordDamaged(Exception):
-    """A record is there and cannot be read: nothing may be concluded from it."""
+    """A record exists and cannot be read: nothing can be concluded from it."""
 
 
 class StepsDamaged(Exception):
@@ -221,11 +221,11 @@ class StaleAttempt(Exception):
 
 
 class PluginNotFound(Exception):
-    """No such reconciler; the message says which one was probably meant."""
+    """No such reconciler; the message names the one that was probably meant."""
 
 
 class PluginBroken(Exception):
-    """A reconciler that exists and cannot be used: why, and where the fault lies."""
+    """A reconciler that exists and cannot be used: why, and where the fault is."""
 
     def __init__(self, name: str, reason: str, origin: Origin) -> None:
         super().__init__(f"{origin}: reconciler {name} cannot be used: {reason}")
@@ -246,24 +246,24 @@ class ListenRefused(Exception):
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody else listens there, which may pass."""
+        """Whether another process listens there, which may be temporary."""
         return isinstance(self.__cause__, OSError) and self.__cause__.errno == errno.EADDRINUSE
 
 
 class NoDaemon(Exception):
-    """Nobody answers; the message says where, and how that shows."""
+    """No daemon answers; the message says at which socket, and with which error."""
 
 
 class RequestNotDone(Exception):
-    """The daemon has answered, or may not be asked: the message says why it is not done."""
+    """A request was not carried out, or could not be sent; the message says why."""
 
 
 class RequestRefused(Exception):
-    """The daemon does not do what was asked; the message says why."""
+    """The daemon refuses a request; the message says why."""
 
 
 class MalformedMessage(Exception):
-    """A line that is not of this protocol; the message says what is wrong with it."""
+    """A line that does not follow the protocol; the message says what is wrong with it."""
 
 
 class DBusError(Exception):
@@ -276,12 +276,12 @@ class DBusError(Exception):
 
 
 class LogindUnreachable(Exception):
-    """There is no lock to be had now: what is wrong, and what to do."""
+    """logind's lock cannot be taken now; the message says what is wrong, and what to do."""
 
 
 class NoThread(OSError):
-    """No thread could be started in time; nothing was begun. The message says what helps."""
+    """No thread could be started in time; nothing was run. The message says what helps."""
 
 
 class DeviceChanged(OSError):
-    """The directory's path leads to another device than before."""
+    """The directory's path is on another device than before."""

@@ -11,7 +11,7 @@
 70   the machine refuses; ``run``: the event loop hung, and the last resort ended the process
 75   another daemon holds the state directory; ``resolve``: the daemon does not answer
 78   the configuration is invalid: a restart will not help
-141  the reader of the output has left (128 + SIGPIPE)
+141  the reader of the output has closed it (128 + SIGPIPE)
 """
 
 from __future__ import annotations

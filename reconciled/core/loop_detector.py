@@ -1,15 +1,14 @@
-"""A daemon that wakes itself (C11): noticed, named once, and slowed down until it stops.
+"""Detects hot loops (C11): a key whose runs trigger each other; reported once, and slowed down.
 
-A run counts when it acted, or came back at once, although nobody changed the spec and it was
-not the configured schedule alone that caused it: a reconciler whose writes wake its own
-watcher, or that finds its own time stamp different each time. An *episode* begins with the
-``limit``-th counted run within ``window`` seconds. It ends with a foreign change of the spec,
-or when no run counted for a whole window.
+A run counts when it acted, or requeued itself without a delay, although the spec was not changed
+and the run was not caused by the configured schedule alone: a reconciler whose writes trigger
+its own watcher, or that finds its own time stamp different each time. An *episode* begins with
+the ``limit``-th counted run within ``window`` seconds. It ends with a change of the spec, or
+when no run counted for a whole window.
 
-Invariants: one LoopBegan and one LoopEnded an episode; the rest that a looping key is given
-doubles, and never grows past half a window, so that a key that still loops is seen to; a key
-without a counted run within the window has no state here once quiet() was asked
-(invariant 14).
+Invariants: one LoopBegan and one LoopEnded per episode; the backoff of a looping key doubles and
+never exceeds half a window, so that a key that still loops is still reconciled; a key without
+a counted run within the window has no state here after expire_quiet() (invariant 14).
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ INITIAL_BACKOFF = 1.0  # seconds after the run that began an episode
 
 @attrs.frozen
 class RunFacts:
-    """What one run of a key was like."""
+    """The facts about one run of a key."""
 
     acted: bool  # something was written, or a program other than a check ran
-    requeued: bool  # it left a cause to run again without a delay of its own
-    spec_changed: bool  # a foreign change of the spec was among its causes
+    requeued: bool  # it left a cause to run again without a configured delay
+    spec_changed: bool  # a change of the spec was among its causes
     only_scheduled: bool  # its causes were configured ticks and nothing else
 
     @property
     def is_self_triggered(self) -> bool:
-        """Whether it looks like a loop, were there many such runs."""
+        """Whether it counts: many such runs are a loop."""
         return (self.acted or self.requeued) and not self.spec_changed and not self.only_scheduled
 
 
 @attrs.frozen
 class LoopBegan:
-    """*key* ran *runs* times within *seconds* without a reason from outside."""
+    """*key* ran *runs* times within *seconds* without an external cause."""
 
     key: Key
     runs: int
@@ -51,17 +50,17 @@ class LoopBegan:
 
 @attrs.frozen
 class LoopEnded:
-    """The episode of *key* is over: *runs* counted runs since *seconds* ago."""
+    """The episode of *key* has ended: *runs* counted runs since *seconds* ago."""
 
     key: Key
     runs: int
     seconds: float
-    spec_changed: bool  # by a foreign change of the spec, not by falling quiet
+    spec_changed: bool  # ended by a change of the spec, not by a quiet window
 
 
 @attrs.frozen
 class LoopVerdict:
-    """What to do about a run: how long its key has to rest, and what to say."""
+    """What to do about a run: the backoff of its key, and what to log."""
 
     backoff: float = 0.0
     notice: LoopBegan | LoopEnded | None = None
@@ -82,12 +81,14 @@ class _RunHistory:
 
 
 class LoopDetector:
-    """Told of every run as it ends; *now* in seconds of one monotonic clock."""
+    """Gets every run as it ends; *now* is in seconds of one monotonic clock."""
 
     def __init__(self, limit: int = 20, window: float = 60.0) -> None:
         self._limit = limit
         self._window = window
-        self._histories: OrderedDict[Key, _RunHistory] = OrderedDict()  # the quietest first
+        self._histories: OrderedDict[Key, _RunHistory] = (
+            OrderedDict()
+        )  # least recently counted first
 
     def __len__(self) -> int:
         """How many keys have any state here."""
@@ -95,46 +96,46 @@ class LoopDetector:
 
     @property
     def looping(self) -> tuple[Key, ...]:
-        """The keys whose episode goes on, for status."""
-        return tuple(key for key, trail in self._histories.items() if trail.backoff)
+        """The keys with an open episode, for status."""
+        return tuple(key for key, history in self._histories.items() if history.backoff)
 
     def record_run(self, key: Key, now: float, facts: RunFacts) -> LoopVerdict:
-        """Note a run of *key* that ended at *now*. The rest is for done() of the queue."""
-        trail = self._histories.get(key)
+        """Record a run of *key* that ended at *now*. The backoff is for the lane's done()."""
+        history = self._histories.get(key)
         if facts.spec_changed:
-            if trail is None:
+            if history is None:
                 return _NOTHING
             del self._histories[key]
             return (
-                LoopVerdict(notice=_ended(key, trail, now, changed=True))
-                if trail.backoff
+                LoopVerdict(notice=_ended(key, history, now, changed=True))
+                if history.backoff
                 else _NOTHING
             )
         if not facts.is_self_triggered:
             return _NOTHING
-        if trail is None:
-            trail = _RunHistory(deque(maxlen=self._limit), first=now, last=now)
-            self._histories[key] = trail
+        if history is None:
+            history = _RunHistory(deque(maxlen=self._limit), first=now, last=now)
+            self._histories[key] = history
         self._histories.move_to_end(key)
-        trail.times.append(now)
-        trail.last = now
-        trail.runs += 1
-        return self._judge(key, trail, now)
+        history.times.append(now)
+        history.last = now
+        history.runs += 1
+        return self._judge(key, history, now)
 
     def expire_quiet(self, now: float) -> list[LoopEnded]:
-        """Let go of keys without a counted run for a window. Ask once a second or so."""
-        over = []
+        """Drop keys without a counted run for a window. Call about once a second."""
+        ended = []
         while self._histories:
-            key, trail = next(iter(self._histories.items()))
-            if now - trail.last < self._window:
+            key, history = next(iter(self._histories.items()))
+            if now - history.last < self._window:
                 break
             del self._histories[key]
-            if trail.backoff:
-                over.append(_ended(key, trail, now, changed=False))
-        return over
+            if history.backoff:
+                ended.append(_ended(key, history, now, changed=False))
+        return ended
 
     def forget(self, key: Key) -> None:
-        """Drop everything about *key*, without a word."""
+        """Drop everything about *key*, without a LoopEnded."""
         self._histories.pop(key, None)
 
     def _judge(self, key: Key, history: _RunHistory, now: float) -> LoopVerdict:

@@ -9,7 +9,7 @@ from reconciled.core.resources import Origin
 
 @attrs.frozen(order=True)
 class Problem:
-    """One fault: its place, what is wrong, and what to write instead."""
+    """One fault: its origin, what is wrong, and what to write instead."""
 
     origin: Origin = attrs.field(order=lambda origin: (origin.file, origin.line, origin.column))
     message: str

@@ -39,7 +39,9 @@ class Ended:
         quoted = " | ".join(self.tail[-_QUOTED_LINES:])
         if len(quoted) > _QUOTED_LENGTH:
             quoted = "…" + quoted[-_QUOTED_LENGTH:]
-        return f"{self.program} {how}: {quoted}" if quoted else f"{self.program} {how}, silently"
+        return (
+            f"{self.program} {how}: {quoted}" if quoted else f"{self.program} {how}, without output"
+        )
 
 
 def _signal_name(number: int) -> str:

@@ -1,8 +1,8 @@
-"""What to do about an operation whose actor is gone: facts in, a decision out.
+"""Decides what to do about an operation without a live actor: facts in, a decision out.
 
-The order is that of ``decide``: a cap on attempts before anything runs; then the reconciler's
-own word; then what was observed; then the controller's policy. No policy runs a ONCE step
-again that was started and has no result: that needs a person or the reconciler's word.
+``decide`` and its caller keep this order: a cap on attempts before anything runs; then the
+reconciler's own verdict; then what was observed; then the controller's policy. No policy
+re-runs a ONCE step that was started and has no result: that needs a person or recover().
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class StepKind(enum.Enum):
 
 
 class Observed(enum.Enum):
-    """What a look at the real world gave."""
+    """The result of observing the actual state."""
 
     AS_DESIRED = "as desired"
     DIFFERENT = "different"
-    UNKNOWN = "unknown"  # it could not be told now: never the same as DIFFERENT
+    UNKNOWN = "unknown"  # could not be determined now: never the same as DIFFERENT
 
 
 @attrs.frozen
 class Observation:
-    """The answer of a reconciler's observe(). detail is for people, data for recover()."""
+    """The result of a reconciler's observe(). detail is for people, data for recover()."""
 
     state: Observed
     detail: str = ""
@@ -56,7 +56,7 @@ class Step:
 
 @attrs.frozen
 class ProgramEnd:
-    """How a program that outlived its daemon ended: by a code of its own, or by a signal."""
+    """How a program that outlived its daemon ended: with an exit code, or by a signal."""
 
     action: str
     code: int | None
@@ -69,9 +69,9 @@ class Interrupted:
 
     spec     the pinned one, as an object of the reconciler's class
     attempt  the one that is about to run
-    removal  it removes what was applied: that the spec is as desired does not complete it
+    removal  it removes what was applied: a state as desired does not complete it
     undoes   id of the operation that this one compensates; empty otherwise
-    ended    of its program, where one outlived the daemon and left a record
+    ended    how its program ended, where one outlived the daemon and left a record
     """
 
     id: str
@@ -105,35 +105,35 @@ class Interrupted:
 
 @attrs.frozen
 class Complete:
-    """It is done: recorded, nothing runs."""
+    """Record it as done; nothing runs."""
 
     reason: str = ""
 
 
 @attrs.frozen
 class RollForward:
-    """reconcile() runs with the pinned spec, and re-enters the same operation."""
+    """Run reconcile() with the pinned spec; it re-enters the same operation."""
 
     reason: str = ""
 
 
 @attrs.frozen
 class Retry:
-    """As RollForward, but from the first step; only if no ONCE step began."""
+    """As RollForward, but from the first step; only if no ONCE step was started."""
 
     reason: str = ""
 
 
 @attrs.frozen
 class RollBack:
-    """It is undone, step by step, newest first, as an operation of its own."""
+    """Undo it, step by step, newest first, as a separate operation."""
 
     reason: str = ""
 
 
 @attrs.frozen
 class Wait:
-    """Look again in so many seconds, though not sooner than a failed run would be retried."""
+    """Recover again in so many seconds, but not sooner than a failed run would be retried."""
 
     seconds: float = attrs.field()
     reason: str = ""
@@ -148,7 +148,7 @@ class Wait:
 class Hold:
     """Leave it as it is, block this key only, and ask a person.
 
-    by_cap  attempts kept ending without a word: a changed spec lifts such a hold too
+    by_cap  attempts kept ending without an outcome: a changed spec lifts such a hold too
     """
 
     reason: str
@@ -159,7 +159,7 @@ class Hold:
 
 @attrs.frozen
 class Abandon:
-    """Closed without a claim either way; the next reconcile begins anew."""
+    """Close it, neither as done nor as failed; the next reconcile starts a new operation."""
 
     reason: str = ""
 
@@ -169,11 +169,12 @@ Decision = Complete | RollForward | Retry | RollBack | Wait | Hold | Abandon
 
 @attrs.frozen
 class Facts:
-    """Everything that a decision rests on, apart from the operation itself.
+    """Everything that a decision depends on, apart from the operation itself.
 
-    observation  None: the reconciler cannot observe
-    word         what its recover() said; None: it has no opinion
-    broken       why recover() could not say anything: it raised
+    observation    None: the reconciler cannot observe
+    verdict        what its recover() returned; None: no opinion
+    recover_error  the exception that recover() raised; empty: none
+    retry_in       seconds until a failed run would be retried
     """
 
     policy: Policy
@@ -185,18 +186,18 @@ class Facts:
 
 
 def check_max_recoveries(recoveries: int, max_recoveries: int) -> Hold | None:
-    """The hold that is due before another attempt is made, if so many have ended without a word."""
+    """A hold instead of the next attempt, once *max_recoveries* have ended without an outcome."""
     if recoveries < max_recoveries:
         return None
     return Hold(
-        f"its recovery ended {recoveries} times in a row without a word of its own",
-        "each attempt was killed, cut, or could not tell what it found",
+        f"its recovery did not complete {recoveries} times in a row",
+        "each attempt was killed or cut, or could not determine the state",
         by_cap=True,
     )
 
 
 def decide(interrupted: Interrupted, facts: Facts) -> Decision:
-    """What to do now; always something that is legal for this operation."""
+    """The decision; always one that is legal for this operation."""
     if facts.recover_error:
         return Hold(f"recover() failed: {facts.recover_error}")
     return _legal(interrupted, facts, facts.verdict or _default(interrupted, facts))
@@ -204,19 +205,19 @@ def decide(interrupted: Interrupted, facts: Facts) -> Decision:
 
 def _default(interrupted: Interrupted, facts: Facts) -> Decision:
     if interrupted.undoes:
-        # Half an undoing is undone further: its steps are idempotent by contract.
-        return RollForward("an undoing goes on until it is complete")
-    # What a removal has left undone is found by removing again, whatever can be observed.
+        # An interrupted undo is continued: its steps are idempotent by contract.
+        return RollForward("an undo is continued until it is complete")
+    # A removal is run again whatever is observed: only that finds what it has left undone.
     observation = None if interrupted.removal else facts.observation
     if observation is not None and observation.state is Observed.AS_DESIRED:
         return Complete(f"observed as desired{_detail(observation)}")
     if observation is not None and observation.state is Observed.UNKNOWN:
-        return Wait(facts.retry_in, f"what is there could not be told{_detail(observation)}")
+        return Wait(facts.retry_in, f"the state could not be determined{_detail(observation)}")
     if facts.policy == "roll-forward":
         return RollForward("policy")
     if facts.policy == "roll-back":
         return RollBack("policy")
-    return Hold("the policy of its controller is hold", _evidence(observation))
+    return Hold("the controller's policy is hold", _evidence(observation))
 
 
 def _legal(interrupted: Interrupted, facts: Facts, decision: Decision) -> Decision:
@@ -224,16 +225,19 @@ def _legal(interrupted: Interrupted, facts: Facts, decision: Decision) -> Decisi
     uncertain = interrupted.uncertain
     if isinstance(decision, RollForward) and uncertain and facts.verdict is None:
         return Hold(
-            f"step {uncertain} runs once, was started, and left no result",
+            f"step {uncertain} must run only once, was started, and has no result",
             evidence,
         )
     if isinstance(decision, Retry) and interrupted.began_once:
-        return Hold("it cannot begin again: a step that runs once was started", evidence)
+        return Hold(
+            "it cannot restart from its first step: a step that must run only once was started",
+            evidence,
+        )
     if isinstance(decision, RollBack):
         if interrupted.undoes:
-            return Hold("it undoes another operation, and cannot be undone itself", evidence)
+            return Hold("it undoes another operation and cannot itself be rolled back", evidence)
         if not facts.can_undo:
-            return Hold("it is to be rolled back, and nothing here can do that", evidence)
+            return Hold("it cannot be rolled back: its reconciler cannot undo it", evidence)
     return decision
 
 
@@ -243,12 +247,12 @@ def _detail(observation: Observation) -> str:
 
 def _evidence(observation: Observation | None) -> str:
     if observation is None:
-        return "nothing here can look at what is there"
+        return "its reconciler cannot observe the state"
     return f"observed {observation.state.value}{_detail(observation)}"
 
 
 def resolve_commands(operation: str, *, can_undo: bool) -> tuple[str, ...]:
-    """The commands that settle a held operation, the least drastic first."""
+    """The commands that resolve a held operation, the least drastic first."""
     verb = f"reconciled journal resolve {operation}"
     commands = [f'{verb} --complete --why "…"', f'{verb} --forward --why "…"']
     if can_undo:

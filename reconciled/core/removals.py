@@ -1,10 +1,10 @@
-"""The guard before removals: many at once wait for a person's decision.
+"""The guard before removals: many at once are held until a person decides.
 
 1. A set is held when it has more than ``above`` keys and is more than a ``share`` of what was
-   owned. Removals of the last minute count along: a slow mass deletion passes in no slices.
-2. What is held stays held, until exactly that key is permitted or declared again. A set that
-   shrinks below the limits is not let go by itself: what made it small is not known to be good.
-3. A permit is for one removal of one key, and lapses when the key is declared again.
+   owned. Removals of the last minute are included: a slow mass deletion does not pass in slices.
+2. A held key stays held until exactly that key is approved or declared again. A set that shrinks
+   below the limits is not released: what made it small is not known to be intended.
+3. An approval is for one removal of one key, and lapses when the key is declared again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import attrs
 
 from reconciled.core.resources import Key
 
-# Seconds for which a removal counts along with later ones.
+# Seconds for which a removal is counted together with later ones.
 WINDOW = 60.0
 
 
 @attrs.frozen
 class HeldRemovals:
-    """Removals that wait for a decision, as shown to the person who decides."""
+    """Removals that wait for an approval, as shown to the person who decides."""
 
     keys: tuple[Key, ...]  # sorted
     owned: int  # how many the controller owned when the set was last judged
@@ -34,7 +34,7 @@ class HeldRemovals:
 
 @attrs.define(eq=False)
 class RemovalGuard:
-    """Decides for one controller which removals may go ahead."""
+    """Decides for one controller which removals can start."""
 
     share: float = 0.5
     above: int = 4
@@ -42,8 +42,8 @@ class RemovalGuard:
     _since: float = attrs.field(init=False, default=0.0)
     _owned: int = attrs.field(init=False, default=0)
     _approved: set[Key] = attrs.field(init=False, factory=set)
-    # Key to time, of removals that nobody was asked about; a person's decision is not used
-    # against the next small deletion.
+    # Key to time, of removals without an approval; an approved one does not count against the
+    # next small deletion.
     _recent: dict[Key, float] = attrs.field(init=False, factory=dict)
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ class RemovalGuard:
 
     @property
     def held(self) -> HeldRemovals | None:
-        """What waits for a decision now."""
+        """The removals that wait for an approval now."""
         if not self._held:
             return None
         return HeldRemovals(tuple(sorted(self._held)), self._owned, self._since)
@@ -62,34 +62,34 @@ class RemovalGuard:
     def decide(
         self, candidates: AbstractSet[Key], owned: AbstractSet[Key], now: float
     ) -> frozenset[Key]:
-        """The keys of *candidates* whose removal may begin at *now* (monotonic seconds).
+        """The keys of *candidates* whose removal can start at *now* (monotonic seconds).
 
-        candidates are all that is owned, no longer declared, and whose removal has not begun,
-        by complete sources only. owned is the candidates and all that is declared, without what is
-        being removed already. Candidates that may not pass are held afterwards.
+        *candidates* are all keys that are owned, no longer declared, and not yet being removed,
+        by complete sources only. *owned* are the candidates and all declared keys, without those
+        already being removed. The other candidates are held afterwards.
         """
         self._recent = {key: at for key, at in self._recent.items() if now - at < WINDOW}
-        permitted = self._approved & candidates
-        # Permits for keys that nobody wants removed any more lapse here.
+        approved = self._approved & candidates
+        # Approvals for keys that are not to be removed any more lapse here.
         self._approved.clear()
         self._held &= candidates
-        self._held -= permitted
-        asked = candidates - permitted
+        self._held -= approved
+        undecided = candidates - approved
         before = owned | self._recent.keys()
         self._owned = len(before)
-        # The permitted ones count along this once: what goes with them was not shown with them.
+        # The approved ones are counted this once: the others were not shown together with them.
         if self._too_many(len(candidates | self._recent.keys()), len(before)):
-            self._hold(asked, now)
-        passing = asked - self._held
+            self._hold(undecided, now)
+        passing = undecided - self._held
         self._recent |= dict.fromkeys(passing, now)
-        return frozenset(permitted | passing)
+        return frozenset(approved | passing)
 
     def approve(self, keys: Iterable[Key]) -> None:
-        """Let exactly *keys* pass, once: at the next decision, which may be the first one."""
+        """Approve exactly *keys*, once: at the next decision, which may be the first one."""
         self._approved |= set(keys)
 
     def release(self, keys: AbstractSet[Key]) -> None:
-        """Note that *keys* are declared (again): they are not held, and no permit is left."""
+        """Record that *keys* are declared (again): they are not held, and approvals lapse."""
         self._held -= keys
         self._approved -= keys
 

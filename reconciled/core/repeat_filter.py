@@ -1,17 +1,17 @@
-"""Folding equal log lines into counts, so that an unchanged fault cannot flood a log.
+"""Folds equal log lines into counts, so that an unchanged fault cannot flood a log.
 
-A *series* is what one event says about one subject. Invariants:
+A *series* is the lines of one event about one subject. Invariants:
 
-1. The first line of a series comes at once; equal ones become counted summaries at growing
+1. The first line of a series is shown immediately; equal ones become counted summaries at growing
    intervals.
-2. A change of reason comes at once, as long as the series has credit for changes: a fault
-   that never says the same thing twice (a request id in its text) is a flood too.
-3. A recovery is announced exactly if the fault before it was.
-4. Every line is emitted or counted in exactly one summary or recovery; only forget() drops counts.
-5. Memory is bounded: at most *capacity* series, and all of a key's leave with the key. A series
-   that goes for another one is told as if it were new when it comes again.
+2. A change of reason is shown immediately, as long as the series has credit for changes: a fault
+   whose text differs each time (a request id) is a flood too.
+3. A recovery is announced exactly if the fault before it was shown.
+4. Every line is shown or counted in exactly one summary or recovery; only forget() drops counts.
+5. Memory is bounded: at most *capacity* series, and all series of a key are removed with the key.
+   A series that was evicted for another one is shown as new when it recurs.
 
-Time is handed in, in seconds of any monotonic clock, and never goes back.
+Time is handed in, in seconds of any monotonic clock, and never decreases.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import attrs
 
 # From one summary of a series to its next; the last one repeats.
 INTERVALS = (10.0, 60.0, 600.0, 3600.0)
-# Changes of one series that are told at once in a row, and seconds until one more may be.
+# Changes of one series that are shown in a row, and seconds until its credit grows by one.
 CHANGES = 8
 CHANGE_REFILL = 600.0
-# Levels that state a fault: remembered until recovered() or forget(). Others expire when idle.
+# Levels that state a fault: kept until mark_recovered() or forget(). Others expire when idle.
 FAULTS = frozenset({"warning", "error", "critical"})
 
 
 @attrs.frozen
 class Line:
-    """What of a log line decides about folding.
+    """The parts of a log line that decide about folding.
 
-    subject  what the event speaks about: equal subjects make one series
+    subject  what the event is about: equal subjects make one series
     reason   equal reasons fold; another one is a change
-    key      the key with which the series leaves; None: it belongs to no key
+    key      the key with which the series is removed; None: it belongs to no key
     fields   what a summary shows; opaque
     """
 
@@ -57,15 +57,15 @@ class Summary:
     repeated: int
     since: float
     changes: int = 0  # how often the reason changed among them
-    ended: bool = False  # the fault is over already, and this is the first to say so
+    ended: bool = False  # the fault has ended, and no line has announced that
 
 
 @attrs.frozen
 class Emit:
     """Show the line; *before* is a summary that has to come first.
 
-    repeated  lines that this one stands for, itself not counted; 0 on a first line
-    since     when the first of them came
+    repeated  lines that this one represents, itself not counted; 0 on a first line
+    since     when the first of them arrived
     changes   how often the reason changed among them
     """
 
@@ -82,10 +82,10 @@ class Suppress:
 
 @attrs.frozen
 class Recovery:
-    """A fault that was told has ended; *repeated* lines of it were counted and not yet shown."""
+    """A fault that was shown has ended; *repeated* lines of it were counted and not yet shown."""
 
     line: Line
-    since: float  # when the fault was first told
+    since: float  # when the fault was first shown
     repeated: int
 
 
@@ -97,16 +97,16 @@ _SUPPRESS = Suppress()
 @attrs.define(eq=False)
 class _Series:
     line: Line  # the newest one
-    seen: float  # when it came
+    seen: float  # when it arrived
     due: float  # of the next summary
-    began: float  # when this fault was first told
-    counted_since: float = 0.0  # when the first counted line came; valid while repeated > 0
+    began: float  # when this fault was first shown
+    counted_since: float = 0.0  # when the first counted line arrived; valid while repeated > 0
     repeated: int = 0
     changes: int = 0
     step: int = 0  # index into INTERVALS
     credit: float = CHANGES
     credited: float = 0.0  # when credit was last brought up to date
-    shown: bool = True  # the present state was shown; False: it is only counted
+    shown: bool = True  # the current state was shown; False: it is only counted
     healthy: bool = False  # recovered; kept for its credit, so that flapping folds too
 
     def count(self, now: float) -> None:
@@ -153,13 +153,15 @@ class RepeatFilter:
     _series: dict[_SeriesId, _Series] = attrs.field(factory=dict, init=False)
     # Exactly the ids of _series whose line has a key.
     _of_key: dict[str, set[_SeriesId]] = attrs.field(factory=dict, init=False)
-    # Counted lines of series that had to go for others: told by the next flush_due().
+    # Counted lines of series that were evicted: returned by the next flush_due().
     _evicted: list[Summary] = attrs.field(factory=list, init=False)
     # No series has a summary due, or expires, before this.
     _next: float = attrs.field(default=math.inf, init=False)
 
     def __repr__(self) -> str:
-        return f"<Folder {len(self._series)}/{self.capacity} series, {len(self._of_key)} keys>"
+        return (
+            f"<RepeatFilter {len(self._series)}/{self.capacity} series, {len(self._of_key)} keys>"
+        )
 
     def admit(self, line: Line, now: float) -> Emit | Suppress:
         """Whether *line* is shown."""
@@ -177,7 +179,7 @@ class RepeatFilter:
         return verdict
 
     def flush_due(self, now: float) -> list[Summary]:
-        """The summaries whose time has come. Call it about once a second."""
+        """The summaries that are due. Call about once a second."""
         due, self._evicted = self._evicted, []
         if now < self._next:
             return due
@@ -203,7 +205,7 @@ class RepeatFilter:
         return due
 
     def mark_recovered(self, key: str, now: float) -> list[Recovery]:
-        """The faults of *key* that have ended now and were told. A second call gives none."""
+        """The faults of *key* that have ended now and were shown. A second call returns none."""
         ended = []
         for series_id in sorted(self._of_key.get(key, ()), key=repr):
             series = self._series[series_id]
@@ -218,7 +220,7 @@ class RepeatFilter:
         return ended
 
     def forget(self, key: str) -> None:
-        """Drop all state of *key*, what was counted for it included."""
+        """Drop all state of *key*, including what was counted for it."""
         for series_id in list(self._of_key.get(key, ())):
             self._remove(series_id)
 
@@ -251,7 +253,7 @@ class RepeatFilter:
             return _SUPPRESS
         if not series.repeated:
             series.counted_since = now
-        # The line itself is shown, so it is not one of those that it stands for.
+        # The line itself is shown, so it is not counted among those that it represents.
         summary = series.take_summary(now)
         return Emit(summary.repeated, summary.since, summary.changes)
 

@@ -1,4 +1,4 @@
-"""How a run ended: what a reconciler returns, and what the host made of it."""
+"""How a run ended: what a reconciler returns, and the outcome that the daemon records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outcome(enum.Enum):
 
 @attrs.frozen
 class Result:
-    """What a reconciler answers. Made by done(), after(), retry() and terminal()."""
+    """What a reconciler returns. Made by done(), after(), retry() and terminal()."""
 
     outcome: Outcome
     reason: str = ""
@@ -34,12 +34,12 @@ _DONE = Result(Outcome.DONE)
 
 
 def done(message: str = "") -> Result:
-    """As desired now. *message* says what was done, for the log; empty where nothing was."""
+    """As desired now. *message* says what was done, for the log; empty: nothing was done."""
     return Result(Outcome.DONE, message) if message else _DONE
 
 
 def after(delay: float | str, message: str = "") -> Result:
-    """As desired now, but look again in *delay* (seconds, or a duration like ``"90s"``)."""
+    """As desired now; run again in *delay* (seconds, or a duration like ``"90s"``)."""
     seconds = parse_duration(delay) if isinstance(delay, str) else float(delay)
     if not 0 <= seconds < math.inf:
         raise ValueError(f"after() takes a finite delay of at least 0 s, got {delay!r}")
@@ -52,5 +52,5 @@ def retry(reason: str) -> Result:
 
 
 def terminal(reason: str) -> Result:
-    """Not as desired, and never will be with this spec: tried again only when it changes."""
+    """Not as desired, and never will be with this spec: retried only when the spec changes."""
     return Result(Outcome.TERMINAL, reason)

@@ -1,8 +1,8 @@
-"""When timers are due: arithmetic only, with the present handed in.
+"""When timers are due: arithmetic only, with the current time handed in.
 
-* An interval keeps to a grid that begins where its timer began: slow runs and jitter never add
-  up to a drift, and grid points that were missed are one tick, not many.
-* A cron time is a wall clock time in one zone. Each passes once: a time that a clock change
+* An interval keeps to a grid that starts when its timer started: slow runs and jitter never add
+  up to a drift, and several missed grid points are one tick.
+* A cron time is a wall clock time in one zone. Each is due once: a time that a clock change
   skips is due at the end of the gap, one that it repeats is due the first time only.
 """
 
@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import attrs
 from cronsim import CronSim, CronSimError
 
-# A clock set back by less than this was corrected: times that passed are not due again. Beyond
-# it the old time was wrong, and waiting for it to come again would miss the right ones.
+# A clock set back by less than this was corrected: times that have passed are not due again.
+# Beyond it the old time was wrong, and waiting for it to pass again would miss the right ones.
 CORRECTION = timedelta(hours=1)
 _FIELDS = 5
 _LEAP_YEAR = datetime(2024, 1, 1, tzinfo=UTC)
@@ -30,17 +30,17 @@ class Every:
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.interval < math.inf:
-            raise ValueError(f"an interval is longer than 0 s, not {self.interval:g} s")
+            raise ValueError(f"an interval must be longer than 0 s, got {self.interval:g} s")
         if not 0 <= self.jitter < 1:
-            raise ValueError(f"jitter is a share from 0% to below 100%, not {self.jitter:.0%}")
+            raise ValueError(f"jitter must be from 0% to below 100%, got {self.jitter:.0%}")
 
     def due(self, began: float, tick: int, chance: float) -> float:
-        """The time of tick number *turn* (from 1); *chance* from [0, 1) places it in its jitter."""
+        """The time of tick number *tick* (from 1); *chance* in [0, 1) is its share of jitter."""
         return began + self.interval * (tick + self.jitter * chance)
 
     def next_tick(self, began: float, tick: int, now: float) -> int:
-        """The number of the tick to wait for at *now*, when *turn* was the last that came."""
-        # At least one on: rounding may put a tick a hair before its own grid point.
+        """The number of the tick to wait for at *now*, when *tick* was the last one delivered."""
+        # At least the next one: rounding may put a tick slightly before its own grid point.
         return max(tick + 1, math.floor((now - began) / self.interval) + 1)
 
 
@@ -48,7 +48,7 @@ class Every:
 class Cron:
     """Due by a cron expression of five fields, read in *zone*.
 
-    Raises ValueError, with a remedy, for an expression that cannot be read or never comes.
+    Raises ValueError, with a remedy, for an expression that is malformed or never due.
     """
 
     expression: str
@@ -68,20 +68,20 @@ class Cron:
                 f"{self.expression!r} is not a cron expression: {str(error).lower()}"
             ) from error
         except StopIteration as error:
-            raise ValueError(f"{self.expression!r} names a date that never comes") from error
+            raise ValueError(f"{self.expression!r} names a date that does not exist") from error
 
     def due(self, now: datetime, last_due: datetime | None = None) -> datetime:
-        """The next time, in UTC, after *now* and after *passed*, the last one that was due.
+        """The next time, in UTC, after *now* and after *last_due*, the last one that was due.
 
-        *passed* counts for nothing where the clock was set back by more than a correction.
+        *last_due* is ignored where the clock was set back by more than CORRECTION.
         """
         after = now
         if last_due is not None and now < last_due <= now + CORRECTION:
             after = last_due
         start = after.astimezone(self.zone)
         for time in CronSim(self.expression, start):
-            # In UTC: within one zone, datetimes are compared by their digits, and of an hour
-            # that a clock change repeats both passes would be equal.
+            # In UTC: within one zone, datetimes are compared by their digits, and both passes
+            # of an hour that a clock change repeats would be equal.
             if time.astimezone(UTC) > after:
                 return time.astimezone(UTC)
-        raise AssertionError(f"{self.expression!r} was found to come, and did not")
+        raise AssertionError(f"{self.expression!r} was checked to be due at some time, and is not")

@@ -10,15 +10,15 @@ from reconciled.core.durations import format_duration
 
 # After the hard limit and one cleanup, this long until the last resort ends the process.
 LAST_RESORT = 3.0
-# A loop that has not turned for so long counts as blocked.
+# Seconds without a turn of the event loop from which on it counts as blocked.
 BLOCKED_AFTER = 5.0
 
 
 class Stage(enum.IntEnum):
-    """Where a stop stands. One-way; compared with ``<``.
+    """The stage of a stop. One-way; compared with ``<``.
 
-    RUNNING   everything may begin.
-    DRAINING  nothing new starts; what runs goes on with a live scope.
+    RUNNING   anything can start.
+    DRAINING  nothing new starts; running work continues, not cancelled.
     STOPPING  ordinary work is cancelled; open critical operations run to their deadline.
     HARD      critical operations are cut too.
     """
@@ -48,7 +48,7 @@ OWN_BUDGET = "its own budget"
 
 @attrs.frozen
 class Cut:
-    """A critical section that did not get to its end."""
+    """A critical section, or a cleanup, that was cut off before it completed."""
 
     section: str
     owner: str
@@ -58,12 +58,12 @@ class Cut:
     key: str = ""
 
     def __str__(self) -> str:
-        # Its milliseconds say how fast the loop was, and nothing about the section.
+        # From 1 s on milliseconds measure the loop's latency, and nothing about the section.
         after = round(self.after, 1) if self.after >= 1 else self.after
         budget = format_duration(self.budget)
-        whose = (
+        limit = (
             f"{self.reason} of {budget}"
             if self.reason == OWN_BUDGET
             else f"{self.reason} (budget {budget})"
         )
-        return f"{self.section} was cut off after {format_duration(after)} by {whose}"
+        return f"{self.section} was cut off after {format_duration(after)} by {limit}"

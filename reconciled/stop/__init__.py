@@ -1,7 +1,7 @@
-"""The staged stop: what ends when, and what may outlive what.
+"""The staged stop: what ends at which stage, and what may outlive it.
 
-Read ``stages`` in core first (the vocabulary), then ``work`` (what one run may do while a
-stop goes on), then ``stop`` (how a stop moves through its stages, in three sizes).
+Read ``stages`` in core first (the vocabulary), then ``work`` (what one run may do during a
+stop), then ``stop`` (how a stop moves through its stages, in three sizes).
 """
 
 from reconciled.core.errors import CriticalRefused, Overrun

@@ -1,19 +1,19 @@
-"""The last resort: a thread outside the loop that ends a process whose loop hangs.
+"""The last resort: a thread outside the event loop that ends a process whose loop hangs.
 
-Nothing inside trio can end a blocked loop, a foreign shield or a hung thread. So one thread,
-the only one of the daemon without a limiter, looks from outside:
+Nothing inside trio can end a blocked loop, a third-party shield or a hung thread. So one
+thread, the only one of the daemon without a limiter, watches from outside the loop:
 
-1. In normal running it names what blocks the loop. Where no service manager's watchdog ends a
-   loop that hangs (before the daemon is ready, or without a manager), it does so itself.
-2. From the instant of a stop on it has a time by which the process must be gone. A manager's
-   watchdog is off by then, and nothing else ends a hang before the manager's own limit.
-3. Only what it saw counts as a hang: a process that was halted, or a machine that was suspended
-   or starved, has let this thread look as seldom as it has let the loop turn.
+1. In normal running it logs what blocks the loop. Where no service manager's watchdog ends a
+   hung loop (before the daemon is ready, or without a manager), it ends the process.
+2. From the instant of a stop on it has a deadline by which the process must have ended. The
+   manager's watchdog is off by then, and nothing else ends a hang before the manager's own limit.
+3. Only time that it observed counts as a hang: a process that was halted, or a machine that was
+   suspended or starved, let this thread run as seldom as the loop.
 
-Because a thread needs the interpreter's lock, faulthandler's C timer stands behind it in a stop.
-Rejected: one outside a stop as well. It would fire in a process that was merely halted.
+A thread needs the interpreter's lock, so faulthandler's C timer backs it up during a stop.
+Rejected: a C timer outside a stop as well. It would fire in a process that was merely halted.
 
-``leave_at`` and ``hung_at`` are pure; ``LastResort`` is the thread.
+``exit_deadline`` and ``hang_deadline`` are pure; ``LastResort`` is the thread.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ import trio
 from reconciled.core.stages import BLOCKED_AFTER, LAST_RESORT, StopLimits
 from reconciled.stop.stop import Stop
 
-# The C timer leaves the thread so long to do better.
+# The C timer fires so long after the thread's deadline: the thread's report is better.
 FAULTHANDLER_MARGIN = 2.0
-# How often the thread looks while nothing is going on: 1 wake-up/s costs 0.005 % of a core.
+# How often the thread checks in normal running: 1 wake-up/s costs 0.005 % of a core.
 CHECK_INTERVAL = 1.0
-# A loop that has not turned for so long outside a stop hangs, and never comes back.
+# Outside a stop, a loop that has not turned for so long is taken as hung.
 HUNG_AFTER = 60.0
 
 
 def exit_deadline(
     begun_at: float, busy_since: float, deadlines: Sequence[float], limits: StopLimits
 ) -> float:
-    """When a process that was asked to stop at *begun_at* has to be gone; all monotonic.
+    """When a process whose stop began at *begun_at* must have exited; all monotonic.
 
     *busy_since* is when the loop's current turn began, inf while it waits; *deadlines* are
     those of the open critical operations. A blocked loop with nothing critical open gets a
-    short time from the instant, or from where it got stuck if that was later.
+    short time from the instant of the stop, or from when it blocked if that was later.
     """
     hard_at = begun_at + limits.critical
     if deadlines:
@@ -62,10 +62,10 @@ def exit_deadline(
 
 
 def hang_deadline(busy_since: float, deadlines: Sequence[float], limits: StopLimits) -> float:
-    """When a loop that nobody asked to stop is left for hung; all monotonic.
+    """When a process outside a stop is ended because its loop hangs; all monotonic.
 
-    An open critical operation may be what keeps it, in code that only looks hung: it has its
-    time.
+    An open critical operation may be what blocks the loop, in code that only looks hung: it
+    keeps its deadline and its cleanup.
     """
     at = busy_since + HUNG_AFTER
     if busy_since < math.inf and deadlines:
@@ -74,7 +74,7 @@ def hang_deadline(busy_since: float, deadlines: Sequence[float], limits: StopLim
 
 
 class Progress(trio.abc.Instrument):
-    """When the loop's current turn began. Costs nothing while the loop waits."""
+    """Records when the loop's current turn began. Costs nothing while the loop waits."""
 
     def __init__(self) -> None:
         self.busy_since = math.inf
@@ -90,14 +90,14 @@ class Progress(trio.abc.Instrument):
 
 @attrs.define(eq=False)
 class MissedTime:
-    """How much of the loop's present turn the thread did not get to see."""
+    """How much of the loop's current turn the thread did not observe."""
 
     checked_at: float
     _turn: float = attrs.field(default=math.inf, init=False)
     _missed: float = attrs.field(default=0.0, init=False)
 
     def record_check(self, now: float, busy_since: float) -> None:
-        """The thread looks, which it means to do at least every LOOK seconds."""
+        """Record a check of the thread, which is due at least every CHECK_INTERVAL seconds."""
         if busy_since != self._turn:
             self._turn, self._missed = busy_since, 0.0
         if now - self.checked_at > 2 * CHECK_INTERVAL:
@@ -106,13 +106,13 @@ class MissedTime:
         self.checked_at = now
 
     def adjusted_start(self, busy_since: float) -> float:
-        """When the turn that began at *busy_since* would have begun, had nothing been missed."""
+        """The start of the turn that began at *busy_since*, moved later by the unobserved time."""
         return busy_since + self._missed if busy_since == self._turn else busy_since
 
 
 @attrs.frozen
 class Blocked:
-    """What keeps the loop from turning."""
+    """What blocks the loop."""
 
     seconds: float
     task: str
@@ -121,14 +121,13 @@ class Blocked:
 
 @attrs.define(eq=False)
 class LastResort:
-    """Watches one loop; made in the loop, ended by leaving the process or by end().
+    """Watches one loop. Created in the loop; ends with the process or by end().
 
-    stop_at   when a stop was asked for, in monotonic time; None: not yet
-    watched   whether somebody outside the process ends a loop that hangs, which is asked while no
-              stop is on
-    blocked   is called, in the thread, once per time that the loop blocks
-    leave     is called, in the thread, when time is over; it must not return
-    stacks    an open descriptor for faulthandler; writing to it must not block for ever
+    stop_requested_at  returns when a stop was requested, in monotonic time; None: not yet
+    has_watchdog       returns whether the service manager ends a hung loop; called outside a stop
+    on_blocked         called in the thread, once each time that the loop blocks
+    exit_process       called in the thread when the deadline has passed; must not return
+    stacks             an open descriptor for faulthandler; a write to it must not block for ever
     """
 
     stop: Stop
@@ -151,17 +150,17 @@ class LastResort:
         threading.Thread(target=self._watch, name="last resort", daemon=True).start()
 
     def end(self) -> None:
-        """The loop has ended by itself. Not undone: a process has one last resort."""
+        """Stop watching: the loop has ended. Final; a process has one last resort."""
         self._ended = True
         faulthandler.cancel_dump_traceback_later()
         self.wake()
 
     def wake(self) -> None:
-        """Look now; safe in a signal handler."""
+        """Make the thread check now; safe in a signal handler."""
         os.eventfd_write(self._wake, 1)
 
     def due(self) -> float:
-        """When the process has to be gone, in monotonic time; inf while nothing asks for that."""
+        """When the process must have exited, in monotonic time; inf: no deadline now."""
         busy_since = self._missed_time.adjusted_start(self.progress.busy_since)
         begun_at = self._begun_at()
         if begun_at == math.inf and (busy_since == math.inf or self.has_watchdog()):
@@ -172,7 +171,7 @@ class LastResort:
         return exit_deadline(begun_at, busy_since, deadlines, self.stop.limits)
 
     def arm(self) -> None:
-        """In a stop, set the C timer behind the thread; safe in a signal handler."""
+        """In a stop, set the C timer that backs up the thread; safe in a signal handler."""
         if self._begun_at() < math.inf and not self._ended:
             later = max(0.1, self.due() - time.monotonic() + FAULTHANDLER_MARGIN)
             faulthandler.dump_traceback_later(later, exit=True, file=self.stacks)
@@ -183,7 +182,7 @@ class LastResort:
         return self.stop.began_at - self._offset if at is None else at
 
     def _watch(self) -> None:
-        told_of = math.inf
+        reported = math.inf
         while not self._ended:
             busy_since = self.progress.busy_since
             now = time.monotonic()
@@ -192,8 +191,8 @@ class LastResort:
             if now >= due:
                 self.exit_process(self._blocked(now, busy_since))
             self.arm()
-            if busy_since != told_of and now - busy_since >= BLOCKED_AFTER:
-                told_of = busy_since
+            if busy_since != reported and now - busy_since >= BLOCKED_AFTER:
+                reported = busy_since
                 self.on_blocked(self._blocked(now, busy_since))
             pause = min(CHECK_INTERVAL, max(0.0, due - now))
             if select.select([self._wake], [], [], pause)[0]:
@@ -206,7 +205,7 @@ class LastResort:
 
 
 def _task_name(frame: FrameType | None) -> str:
-    """The name of the task that trio is stepping: a local of its run loop, so at best a hint."""
+    """The name of the task that trio is running: a local of its run loop, so at best a hint."""
     while frame is not None:
         if frame.f_code.co_name == "unrolled_run":
             task = frame.f_locals.get("task")

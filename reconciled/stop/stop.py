@@ -2,14 +2,14 @@
 
     RUNNING --begin--> DRAINING --drain over--> STOPPING --hard limit--> HARD
 
-Stops nest like the tree they stop. What counts for a piece of work is the furthest stage and
-the earliest hard limit of the stops around it; each stop cancels one scope, its own.
+Stops nest like the tree they stop. For a piece of work the furthest stage and the earliest hard
+limit of the stops around it count; each stop cancels one scope, its own.
 
 Invariants
 1. Stages only go forward; every transition is one of the methods of ``Stop`` below.
 2. A crash moves a stop to STOPPING at least, and never to HARD: one failed task must not cut
    the critical operations of others. Only people and the clock reach HARD.
-3. No stage is longer than what it waits for: whoever owns the tree leaves it when it is empty.
+3. No stage is longer than what it waits for: the owner of the tree leaves it when it is empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reconciled.stop.registry import Registry, current_registry
 from reconciled.stop.section import Section
 from reconciled.stop.work import Work
 
-# What a task needs beyond its cleanup to be gone: reaping, unwinding, a busy machine.
+# Seconds that a task needs beyond its cleanup until it has ended: reaping, unwinding, load.
 UNWINDING = 0.5
 
 
@@ -33,8 +33,8 @@ UNWINDING = 0.5
 class Stop:
     """The stage of one size of the tree, and the work that runs under it.
 
-    scope encloses all work of this size, intake what brings it work; both are entered by
-    whoever owns that part of the tree.
+    scope encloses all work of this size, intake what brings it work; the owner of that part of
+    the tree enters both.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Stop:
     def __repr__(self) -> str:
         return f"<Stop {self.name}: {self.stage.name}, {len(list(self.all_works()))} running>"
 
-    # -- where it stands ---------------------------------------------------
+    # -- its state ---------------------------------------------------------
 
     @property
     def stage(self) -> Stage:
@@ -134,9 +134,9 @@ class Stop:
     # -- transitions -------------------------------------------------------
 
     def begin(self, reason: str, *, at: float | None = None) -> None:
-        """Take in nothing more, and give what runs its drain. Later calls change nothing.
+        """End the intake, and let running work finish within its drain. Later calls do nothing.
 
-        *at* is when it was asked for, in trio's time: the limits count from there.
+        *at* is when the stop was requested, in trio's time: the limits count from there.
         """
         if self._stage > Stage.RUNNING:
             return
@@ -157,7 +157,7 @@ class Stop:
             self.end_drain("no drain configured")
 
     def end_drain(self, reason: str) -> None:
-        """Cancel ordinary work now. Only a stop that has begun has a drain to end."""
+        """Cancel ordinary work now. Does nothing except in DRAINING."""
         if self._stage is not Stage.DRAINING:
             return
         self._stopping_at = trio.current_time()
@@ -165,7 +165,7 @@ class Stop:
         self.scope.cancel(reason=f"stop: {self._reason}, {reason}")
 
     def cut(self, reason: str) -> None:
-        """End open critical sections now; their cleanups still get their allowance."""
+        """Cut open critical sections now; their cleanups still get their allowance."""
         if self._stage is not Stage.STOPPING:
             return
         self._hard_at = min(self._hard_at, trio.current_time())
@@ -174,7 +174,7 @@ class Stop:
             section.cut(reason)
 
     def escalate(self, reason: str) -> None:
-        """One stage on, as a person asks for it."""
+        """Go one stage on, at a person's request."""
         if self._stage is Stage.RUNNING:
             self.begin(reason)
         elif self._stage is Stage.DRAINING:
@@ -183,7 +183,7 @@ class Stop:
             self.cut(reason)
 
     def crash(self, reason: str) -> None:
-        """A part of the tree failed: at least STOPPING, at most that."""
+        """A part of the tree failed: go to STOPPING, and not beyond it."""
         self._crashed = True
         self.begin(reason)
         self.end_drain(reason)
@@ -201,22 +201,22 @@ class Stop:
     async def guard(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run ``function(*args)``; if it fails, begin the stop before siblings are cancelled.
 
-        A nursery that cancels its children for a failed sibling tells no one why: here a
-        crash becomes a stop with a reason and a hard limit. A cancellation is no crash.
+        A nursery that cancels its children for a failed sibling gives no reason: here a crash
+        becomes a stop with a reason and a hard limit. A cancellation does not count as a crash.
         """
         try:
             await function(*args)
         except BaseException as error:
-            rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
-            if rest is not None:
-                self.crash(f"crash: {first_error(rest)!r}")
+            others = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
+            if others is not None:
+                self.crash(f"crash: {first_error(others)!r}")
             raise
 
     async def run_stages(self, on_stragglers: Callable[[list[Work]], None]) -> None:
-        """Take the stop from stage to stage by the clock; cancelled when the tree is empty.
+        """Move the stop from stage to stage by the clock; cancelled when the tree is empty.
 
-        *left_behind* gets the work that is still there after its cleanup: trio cannot abandon
-        a task, so the daemon's answer is to leave the process.
+        *on_stragglers* is called with the work that is still running after its cleanup: trio
+        cannot abandon a task, so the daemon exits without it.
         """
         while self._stage is Stage.RUNNING:
             await self._stage_changed.wait()
@@ -239,7 +239,7 @@ class Stop:
                 await self._stage_changed.wait()
 
     def _latest_end(self) -> float:
-        """When the last of the work has to be gone: its deadlines, cleanup and unwinding."""
+        """When the last of the work has to have ended: its deadlines, cleanup and unwinding."""
         latest = self.stopping_at
         for work in self.all_works():
             if work.sections:
@@ -264,7 +264,7 @@ class Stop:
                 self.on_empty()
 
     def nest(self, work: Work, limits: StopLimits) -> Stop:
-        """A stop of its own for one running *work*, inside this one."""
+        """Create a stop for one running *work* alone, inside this one."""
         stop = Stop(work.name, limits, parent=self, scope=work.scope)
         self.works.discard(work)
         stop.works.add(work)
@@ -272,12 +272,12 @@ class Stop:
         return stop
 
     def detach(self) -> None:
-        """Forget this stop: all under it has ended."""
+        """Remove this stop from the one around it: everything under it has ended."""
         if self.parent is not None:
             self.parent.children.discard(self)
 
     def install(self) -> None:
-        """Make this the stop that free functions find in the current trio run."""
+        """Make its registry the one that free functions find in the current trio run."""
         current_registry.set(self.registry)
 
 

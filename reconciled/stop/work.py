@@ -2,17 +2,18 @@
 
 A critical section is a shielded cancel scope whose deadline is always finite: the least of
 entry + budget, the enclosing section's deadline, and the hard limit of the stop. Because the
-budget counts from *entry*, a section promises "at most N seconds" whatever cancels its
+budget counts from *entry*, a section is bounded to "at most N seconds" whatever cancels its
 surroundings: a stop, a crashed sibling, a caller's timeout. Rejected: a shield that gets its
-deadline only when a stop begins (deaf to every other cancellation until then), and moving the
-body to a task elsewhere (the caller's locks are released while the body still runs).
+deadline only when a stop begins (until then it ignores every other cancellation), and moving
+the body to a task elsewhere (the caller's locks are released while the body still runs).
 
 Invariants
 1. Every shield has a finite deadline, and a section's deadline only ever goes down.
-2. A section ends no later than the section around it, and no later than the hard limit.
-3. A section begins only before STOPPING, or inside another one.
+2. A section ends no later than the enclosing section, and no later than the hard limit.
+3. A section starts only before STOPPING, or inside another one.
 4. Time inside critical sections does not count against the run's timeout.
-5. A cleanup gets its allowance even after the hard limit: it counts from the cancellation.
+5. A cleanup gets its allowance even after the hard limit: the allowance counts from the
+   cancellation.
 """
 
 from __future__ import annotations
@@ -120,14 +121,14 @@ class Work:
     async def critical(self, name: str, *, budget: float) -> AsyncIterator[Section]:
         """Run the body to its end, or for *budget* seconds, cancelled or not.
 
-        Raises trio.Cancelled at entry if work here is cancelled already or the stop has
+        Raises trio.Cancelled at entry if work here is already cancelled or the stop has
         reached STOPPING (unless a section encloses this one). Raises Overrun if the body was
         cut off. The budget includes waiting: take locks and limiters before.
 
         A cancellation that arrived meanwhile is delivered at the next checkpoint *after* the
-        block, as trio does by itself. Rejected: delivering it on leaving. It would interrupt a
-        run whose effect is complete before it can say so, and the effect would be repeated;
-        whatever begins something new asks for admission anyway.
+        block, as usual in trio. Rejected: delivering it on leaving. It would interrupt a run
+        whose effect is complete before the run can return that, and the effect would be
+        repeated; a step that begins something new is checked by admit() in any case.
         """
         await self.admit(name)
         section = self._open(name, budget)
@@ -142,17 +143,17 @@ class Work:
             raise Overrun(cut)
 
     async def admit(self, name: str) -> None:
-        """Refuse what begins too late, by cancelling this work.
+        """Refuse to start *name* once the stop has reached STOPPING, by cancelling this work.
 
-        Raises trio.Cancelled, or Refused inside a foreign shield.
+        Raises trio.Cancelled, or CriticalRefused inside a shield that is not a section's.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self.stop.stage < Stage.STOPPING or self.stop.registry.covering_section() is not None:
             return
-        # An exception type of our own would be eaten by retry loops; a cancellation is not.
+        # A retry loop would catch an exception type of our own; it does not catch a cancellation.
         self.scope.cancel(reason=f"stop: {name!r} refused")
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise CriticalRefused(f"{self.name}: {name!r} may not begin any more, since a stop is on")
+        raise CriticalRefused(f"{self.name}: {name!r} cannot start: stop in progress")
 
     def _open(self, name: str, budget: float) -> Section:
         if not 0 < budget < math.inf:
@@ -172,7 +173,7 @@ class Work:
         )
         self.stop.registry.open_section(section)
         if not self.sections:
-            # A deadline that passes inside a shield is irrevocable: it has to be lifted.
+            # A deadline that passes inside a shield is irrevocable in trio: the timeout is lifted.
             self._timeout_left = self.scope.deadline - now
             self.scope.deadline = math.inf
         self.sections.append(section)
@@ -180,7 +181,7 @@ class Work:
         return section
 
     def _close(self, section: Section, *, failed: bool) -> Cut | None:
-        """Unregister; judged by the clock, since a body may turn Cancelled into its own error."""
+        """Unregister. The clock decides on a cut: a body may turn Cancelled into its own error."""
         now = trio.current_time()
         self.sections.remove(section)
         self.stop.registry.close_section(section)
@@ -201,15 +202,15 @@ class Work:
         if section.deadline >= self.stop.hard_at:
             return "the hard limit of the stop"
         if section.deadline < section.opened_at + section.budget:
-            return "the section around it"
+            return "the enclosing section"
         return OWN_BUDGET
 
     @asynccontextmanager
     async def cleanup(self, name: str) -> AsyncIterator[bool]:
         """A small shielded budget for awaiting in ``finally`` blocks: always admitted.
 
-        Never raises by itself: whatever is being cleaned up after matters more. An overrun is
-        counted with the stop, which logs it.
+        Raises nothing of its own: the exception that led to the cleanup matters more. An overrun
+        is reported to the registry, and the daemon logs it.
         """
         opened_at = trio.current_time()
         with cleanup_scope() as scope:
@@ -229,7 +230,7 @@ class Work:
             )
 
     def cleanup_deadline(self, section: Section | None = None) -> float:
-        """When the cleanup allowance of code under *section*, or of the whole run, is over."""
+        """When the cleanup allowance of code under *section*, or of the whole run, ends."""
         now = trio.current_time()
         since = now
         if section is not None:

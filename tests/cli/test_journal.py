@@ -49,7 +49,9 @@ PINNED = {
     "base": "/etc/m",
     "removal": False,
 }
-HOLD = Hold("step switch runs once, was started, and left no result", "decision", "exit 1", BEGUN)
+HOLD = Hold(
+    "step switch must run only once, was started, and has no result", "decision", "exit 1", BEGUN
+)
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +187,7 @@ Progress:
   its program apply of attempt 1 has ended; its exit was not recorded
 
 Held since 2027-01-15 08:00:00+00:00:
-  step switch runs once, was started, and left no result
+  step switch must run only once, was started, and has no result
   exit 1
 
 Check the actual state, then resolve the operation with one of these:

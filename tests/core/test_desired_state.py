@@ -92,7 +92,7 @@ def test_unknown_at_the_start_removes_nothing() -> None:
     state = desired("d", owned=("a",))
     assert state.apply("d", Unavailable("gone"), 0.0) == Changes(kept=keys("a"))
     assert state.apply("d", part("b"), 1.0) == Changes(added=keys("b"), kept=keys("a"))
-    assert state.states["d"].reason == "changes while it is read"
+    assert state.states["d"].reason == "changed while it was read"
 
 
 def test_every_source_has_to_be_complete() -> None:

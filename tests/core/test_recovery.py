@@ -172,7 +172,7 @@ def test_c02_the_cap(recoveries: int, cap: int, held: bool) -> None:  # noqa: FB
 
 def test_a_hold_shows_what_was_seen() -> None:
     """A hold has the observation as its evidence, and says so where there was none."""
-    for seen, said in ((D, "observed different: as found"), (None, "nothing here can look")):
+    for seen, said in ((D, "observed different: as found"), (None, "cannot observe")):
         decided = decide(operation(ONCE_HALF), facts(seen=seen))
         assert isinstance(decided, Hold)
         assert said in decided.evidence
@@ -182,7 +182,7 @@ def test_a_hold_shows_what_was_seen() -> None:
 def test_a_wait_is_as_long_as_the_retry() -> None:
     """Unknown is looked at again after the controller's first delay."""
     assert decide(operation(), facts(seen=U)) == Wait(
-        3.0, "what is there could not be told: as found"
+        3.0, "the state could not be determined: as found"
     )
 
 

@@ -153,7 +153,7 @@ def test_state_leaves_with_the_key() -> None:
         folder.admit(note("x", key=f"site/{n}"), 0)
     for n in range(50):
         folder.forget(f"site/{n}")
-    assert repr(folder) == "<Folder 0/4096 series, 0 keys>"
+    assert repr(folder) == "<RepeatFilter 0/4096 series, 0 keys>"
 
 
 def test_memory_is_bounded_and_counts_survive() -> None:

@@ -51,7 +51,7 @@ def test_another_holder_is_waited_for_and_reported(tmp_path: Path) -> None:
     times = iter([0.0, 1.0, 4.9, 5.0])
     naps: list[float] = []
     tmp_path.chmod(0o700)
-    with pytest.raises(StateLocked, match=f"held by process {child.pid}") as caught:
+    with pytest.raises(StateLocked, match=f"locked by process {child.pid}") as caught:
         StateLock.acquire(tmp_path, clock=lambda: next(times), sleep=naps.append)
     assert caught.value.pid == child.pid
     assert len(naps) == 2

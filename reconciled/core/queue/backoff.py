@@ -1,7 +1,7 @@
-"""How long a key rests after failed runs in a row.
+"""The backoff of a key after failed runs in a row.
 
 Exponential with a cap and wide jitter, so that keys that failed together (R2: one server
-was down) come back apart, from the first retry on. Invariants: no delay is above
+was down) are retried spread out, from the first retry on. Invariants: no delay is above
 ``maximum``, none below a quarter of what the jitter starts from.
 """
 
@@ -13,9 +13,9 @@ from random import Random
 import attrs
 
 # The jitter's lower end, as a share of the upper. Not 0 as in "full jitter": a failed run
-# must never be repeated at once. Not 1/2 as in "equal jitter": the spread would be narrower.
+# must never be retried immediately. Not 1/2 as in "equal jitter": the spread would be narrower.
 MIN_JITTER_SHARE = 0.25
-_DOUBLINGS = 62  # past any cap; keeps the power finite however often a key failed
+_DOUBLINGS = 62  # beyond any cap; keeps the power finite however often a key failed
 
 
 @attrs.frozen

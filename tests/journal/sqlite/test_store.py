@@ -313,7 +313,7 @@ def test_a_newer_schema_is_refused_unchanged(tmp_path: Path, *, pending: bool) -
     for name, content in kept.items():
         (file.parent / name).write_bytes(content)
     before = {each.name: each.read_bytes() for each in file.parent.iterdir()}
-    with pytest.raises(StoreTooNew, match=r"schema 7, and this program knows up to 1"):
+    with pytest.raises(StoreTooNew, match=r"schema 7, and this version supports up to 1"):
         Store.open(tmp_path)
     after = {each.name: each.read_bytes() for each in file.parent.iterdir()}
     after.pop(f"{schema.FILE}-shm", None)  # the index of the reader, not a part of the store

@@ -277,7 +277,7 @@ async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: M
     script.decision = Retry()
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
-        assert "cannot begin again" in hold_of(runtime).reason
+        assert "cannot restart from its first step" in hold_of(runtime).reason
         assert script.ran == []
 
 
