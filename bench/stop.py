@@ -1,10 +1,10 @@
-"""A stop of a thousand ordinary and a hundred critical runs that all go on for ever.
+"""A stop of a thousand ordinary and a hundred critical runs, none of which ends without it.
 
-Run: ``python bench/stop.py``. Two figures: how long after the instant the last ordinary run is
-out, and how long after their deadline the last critical one is: each cancelled, settled and
-logged. The floors: a nursery of as many bare sleepers cancelled, and bare shields of as many
-that time out. Rounds alternate. Each figure comes twice: by the clock, and as time on the
-processor, which is the clock of a machine that does nothing else.
+Run: ``python bench/stop.py``. Two figures: how long after the instant the last ordinary run has
+ended, and how long after their deadline the last critical one has: each cancelled, finished and
+logged. The floors: a nursery of as many bare sleepers that is cancelled, and as many bare shields
+that time out. Rounds alternate. Each figure is given twice: by the clock, and as processor time,
+which is the clock of an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from reconciled.core.resources import Key
 ORDINARY = 1000
 CRITICAL = 100
 ROUNDS = 9
-# What is left until the hard limit: enough for the ordinary ones to be out of the way.
+# Seconds left until the hard limit: enough for the ordinary runs to end before.
 HARD = 0.5
 CRITICAL_LIMIT = 10.0
 LIMITS = "{drain: 0ms, critical: 10s, cleanup: 1s}"
 
 
 class Sleeper(Reconciler[Nothing]):
-    """Sleeps for ever: shielded where the name says so."""
+    """Sleeps for ever: shielded where its name is critical-N."""
 
     kind = KIND
 
@@ -64,7 +64,7 @@ Times = tuple[float, float, float, float]
 
 
 async def ours(state: Path) -> Times:
-    """Seconds until ordinary work is out, and from the deadline until critical work is; twice."""
+    """Seconds until ordinary work has ended, and critical work after its deadline; twice."""
     ended: dict[str, float] = {}
     spent: dict[str, float] = {}
     over = trio.Event()
@@ -98,7 +98,7 @@ async def ours(state: Path) -> Times:
 
 
 async def floor() -> Times:
-    """The same of tasks that have nothing to settle."""
+    """The same for tasks that have nothing to finish."""
     ended: dict[bool, float] = {}
     spent: dict[bool, float] = {}
     deadline = trio.current_time() + HARD
@@ -125,7 +125,7 @@ async def floor() -> Times:
 
 
 def main() -> None:
-    """Both, in turn."""
+    """Print both, in alternating rounds."""
     heading()
     rounds, floors = [], []
     for _ in range(ROUNDS):

@@ -1,9 +1,9 @@
 """Speed of the work queue: add, get and done of one key is a cycle.
 
-Run: ``python bench/workqueue.py``. Ours has deduplication, priorities with ageing, turns between
-controllers, limits, causes and counters; the floor is the same three methods over a deque
-and two sets. Rounds of both alternate, and count time on the processor. (Not named
-queue.py: beside a script, that would be what trio imports as the standard ``queue``.)
+Run: ``python bench/workqueue.py``. The queue has deduplication, priorities with ageing,
+round-robin between controllers, limits, causes and counters; the floor is the same three methods
+over a deque and two sets. Rounds of both alternate, and count processor time. (Not named
+queue.py: a script's directory precedes the standard library, and trio imports ``queue``.)
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ TARGET = ">= 500 k/s and >= 0.1 of the floor"
 
 
 class Floor:
-    """The least that has the three methods and never runs a key twice at once."""
+    """The minimum that has the three methods and never runs a key twice at once."""
 
     def __init__(self) -> None:
-        self.line: deque[Key] = deque()
+        self.fifo: deque[Key] = deque()
         self.waiting: set[Key] = set()
         self.running: set[Key] = set()
 
     def add(self, key: Key) -> None:
-        """Put *key* in line, once."""
+        """Enqueue *key*, once."""
         if key not in self.waiting:
             self.waiting.add(key)
             if key not in self.running:
-                self.line.append(key)
+                self.fifo.append(key)
 
     def get(self) -> Key:
         """Take the first key."""
-        key = self.line.popleft()
+        key = self.fifo.popleft()
         self.waiting.discard(key)
         self.running.add(key)
         return key
@@ -53,7 +53,7 @@ class Floor:
         """Give *key* back."""
         self.running.discard(key)
         if key in self.waiting:
-            self.line.append(key)
+            self.fifo.append(key)
 
 
 def keys_of(controller: str) -> list[Key]:
@@ -108,11 +108,11 @@ def in_bursts(controllers: int, priorities: tuple[Priority, ...]) -> float:
     keys = [keys_of(name) for name in names]
     mixed = [
         (
-            lanes[turn % controllers],
-            keys[turn % controllers][turn],
-            priorities[turn // controllers % len(priorities)],
+            lanes[number % controllers],
+            keys[number % controllers][number],
+            priorities[number // controllers % len(priorities)],
         )
-        for turn in range(KEYS)
+        for number in range(KEYS)
     ]
     now = 0.0
     began = time.process_time()

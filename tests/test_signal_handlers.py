@@ -1,4 +1,4 @@
-"""The instant of a stop: what the handlers note, and from when on."""
+"""The signal handlers: what they record, and from when on."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pytest
 from reconciled.signal_handlers import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
 
 
-class Left(BaseException):
-    """In place of the end of the process."""
+class Exited(BaseException):
+    """Raised in place of the end of the process."""
 
 
 @pytest.fixture(autouse=True)
 def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(code: int) -> NoReturn:
-        raise Left(code)
+    def exit_process(code: int) -> NoReturn:
+        raise Exited(code)
 
-    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", exit_process)
 
 
 @pytest.fixture
 def installed() -> Iterator[SignalHandlers]:
-    """Real handlers, and afterwards those of before."""
+    """The real handlers; the previous ones are restored afterwards."""
     before = {
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *OTHER_SIGNALS, signal.SIGUSR1)
@@ -43,16 +43,16 @@ def installed() -> Iterator[SignalHandlers]:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_before_the_start_is_over_a_stop_just_ends(installed: SignalHandlers, number: int) -> None:
-    """Nothing has begun that would have to end: the process leaves at once, with 0."""
-    with pytest.raises(Left) as left:
+def test_a_stop_signal_during_the_start_exits(installed: SignalHandlers, number: int) -> None:
+    """During the start nothing has to be ended: the process exits immediately with 0."""
+    with pytest.raises(Exited) as exited:
         signal.raise_signal(number)
-    assert left.value.args == (0,)
+    assert exited.value.args == (0,)
     assert installed.stop_requested_at is None
 
 
 def test_the_first_stop_signal_is_the_instant(installed: SignalHandlers) -> None:
-    """Later ones are kept in order, and do not move the instant."""
+    """Later ones are recorded in order, and do not change the instant."""
     woken = []
     installed.finish_start(lambda: woken.append(installed.stop_requested_at))
     signal.raise_signal(signal.SIGTERM)
@@ -64,12 +64,12 @@ def test_the_first_stop_signal_is_the_instant(installed: SignalHandlers) -> None
     seen = [number for number, _ in installed.received]
     assert seen == [signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
     assert installed.received[0][1] == first
-    # The flag stands before anybody is woken: whoever looks then sees it.
+    # The instant is set before the wake-up, so the woken code finds it.
     assert woken == [first, first, first]
 
 
-def test_a_burst_of_others_is_one(installed: SignalHandlers) -> None:
-    """What SIGHUP, SIGUSR2 and SIGCHLD ask for is done once, after the last; none is a stop."""
+def test_a_burst_of_other_signals_is_recorded_once(installed: SignalHandlers) -> None:
+    """Of SIGHUP, SIGUSR2 and SIGCHLD equal ones are recorded once; none begins a stop."""
     installed.finish_start(lambda: None)
     for number in (signal.SIGHUP, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR2, signal.SIGHUP):
         signal.raise_signal(number)
@@ -78,8 +78,8 @@ def test_a_burst_of_others_is_one(installed: SignalHandlers) -> None:
     assert installed.stop_requested_at is None
 
 
-def test_what_came_during_the_start_waits(installed: SignalHandlers) -> None:
-    """A reload that is asked for during the start is kept, and told as soon as somebody listens."""
+def test_a_signal_during_the_start_is_kept(installed: SignalHandlers) -> None:
+    """A SIGHUP during the start is kept, and wakes the loop once the start is complete."""
     woken = []
     signal.raise_signal(signal.SIGHUP)
     installed.finish_start(lambda: woken.append("woken"))
@@ -87,8 +87,8 @@ def test_what_came_during_the_start_waits(installed: SignalHandlers) -> None:
     assert [number for number, _ in installed.received] == [signal.SIGHUP]
 
 
-def test_at_the_very_end_a_stop_changes_nothing(installed: SignalHandlers) -> None:
-    """A late signal must not change the exit code."""
+def test_ignore_stops(installed: SignalHandlers) -> None:
+    """After ignore_stops() a stop signal has no effect, so a late one keeps the exit code."""
     installed.finish_start(lambda: None)
     installed.ignore_stops()
     for number in STOP_SIGNALS:
@@ -96,8 +96,8 @@ def test_at_the_very_end_a_stop_changes_nothing(installed: SignalHandlers) -> No
     assert installed.stop_requested_at is None
 
 
-def test_an_ignored_signal_is_taken_over(installed: SignalHandlers) -> None:
-    """What a parent ignored is handled again once the handlers are installed anew."""
+def test_inherited_ignored_signals_are_handled(installed: SignalHandlers) -> None:
+    """A signal that was inherited as ignored is handled once the handlers are installed."""
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     installed.install()
@@ -108,8 +108,8 @@ def test_an_ignored_signal_is_taken_over(installed: SignalHandlers) -> None:
 
 
 @pytest.mark.processes
-def test_handlers_are_in_place_before_anything_heavy() -> None:
-    """The verb and its handlers load neither trio nor a reader of configuration."""
+def test_handlers_are_installed_before_heavy_imports() -> None:
+    """The verb and its handlers import neither trio nor the configuration loader."""
     program = (
         "import sys, reconciled.cli.main, reconciled.cli.run\n"
         "heavy = {'trio', 'attrs', 'attr', 'yaml', 'structlog', 'sqlite3', 'httpx', 'asyncio'}\n"

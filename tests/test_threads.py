@@ -1,4 +1,4 @@
-"""Work in threads where the system starts none: waited for, run once, and told in the end."""
+"""Work in threads while the system starts none: it is retried, runs once, and fails at last."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGE = Path(threads.__file__).parent
 
 
 class Limit:
-    """The limit of processes: while it is reached no thread starts."""
+    """A stand-in for the process limit: while it is reached no thread starts."""
 
     def __init__(self) -> None:
         self.reached = False
@@ -47,26 +47,26 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
     return made
 
 
-async def test_a_thread_is_waited_for(limit: Limit, autojump_clock: MockClock) -> None:
-    """The function runs once, as soon as there is a thread, and gives what it gives."""
+async def test_starting_a_thread_is_retried(limit: Limit, autojump_clock: MockClock) -> None:
+    """The function runs once, as soon as a thread starts, and its result is returned."""
     ran = []
     limit.reached = True
 
-    async def pass_by() -> None:
+    async def lift_limit() -> None:
         await trio.sleep(threads.START_TIMEOUT / 2)
         limit.reached = False
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pass_by)
+        nursery.start_soon(lift_limit)
         assert await in_thread(lambda: ran.append(1) or 7) == 7  # type: ignore[func-returns-value]
     assert ran == [1]
     assert limit.refused > 1
 
 
-async def test_without_a_thread_it_is_told_in_the_end(
+async def test_no_thread_within_the_timeout_is_an_os_error(
     limit: Limit, autojump_clock: MockClock
 ) -> None:
-    """After the patience it is an error that whoever works with files expects, and a remedy."""
+    """After START_TIMEOUT it raises NoThread, an OSError, with a remedy in its text."""
     limit.reached = True
     with pytest.raises(NoThread, match="raise TasksMax= of the unit"):
         await in_thread(lambda: None)
@@ -74,8 +74,8 @@ async def test_without_a_thread_it_is_told_in_the_end(
     assert issubclass(NoThread, OSError)
 
 
-async def test_what_the_function_raises_is_its_own(autojump_clock: MockClock) -> None:
-    """A function that fails of the same thing by itself is not run again."""
+async def test_an_exception_of_the_function_is_not_retried(autojump_clock: MockClock) -> None:
+    """A function that itself raises the same RuntimeError is not run again."""
     ran = []
 
     def fail() -> None:
@@ -87,23 +87,23 @@ async def test_what_the_function_raises_is_its_own(autojump_clock: MockClock) ->
     assert ran == [1]
 
 
-def test_nobody_goes_around_it() -> None:
-    """Every thread of the package is started where a limit of the system harms nobody."""
-    around = [
+def test_all_threads_are_started_by_in_thread() -> None:
+    """Only threads.py uses trio.to_thread, so every thread start is retried."""
+    users = [
         str(path.relative_to(PACKAGE))
         for path in sorted(PACKAGE.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr == "to_thread"
     ]
-    assert around == ["threads.py"]
+    assert users == ["threads.py"]
 
 
-async def test_the_journal_outlives_it(
+async def test_the_journal_works_again_once_threads_start(
     tmp_path: Path, limit: Limit, autojump_clock: MockClock
 ) -> None:
-    """Without a thread intents are refused and outcomes wait; with one all is as before."""
-    store, whole = Store.open(tmp_path), trio.Event()
-    store.writer.on_writable_change = lambda trouble: None if trouble else whole.set()
+    """Without a thread intents are refused and outcomes wait; both work again once one starts."""
+    store, writable = Store.open(tmp_path), trio.Event()
+    store.writer.on_writable_change = lambda reason: None if reason else writable.set()
     operations = OperationJournal.load(store)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -116,29 +116,29 @@ async def test_the_journal_outlives_it(
             await trio.sleep(60)
             assert store.unwritable_reason
             limit.reached = False
-        await whole.wait()
+        await writable.wait()
         await operations.begin(Key("e/f"), "apply", {})
         assert not store.unwritable_reason
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
-async def test_a_directory_that_cannot_be_listed_for_it(
+async def test_a_source_without_a_thread_is_unavailable(
     tmp_path: Path, limit: Limit, autojump_clock: MockClock
 ) -> None:
-    """A source is unavailable meanwhile, with the reason, and never empty."""
+    """A directory that cannot be listed for want of a thread is Unavailable, and never empty."""
     limit.reached = True
-    heard: list[Report] = []
-    told = trio.Event()
+    reports: list[Report] = []
+    reported = trio.Event()
 
     def report(outcome: Report) -> None:
-        heard.append(outcome)
-        told.set()
+        reports.append(outcome)
+        reported.set()
 
     async with trio.open_nursery() as nursery:
         watcher = DirectoryWatcher(tmp_path, lambda *_: ([], []))
         nursery.start_soon(watcher.watch, report)
-        await told.wait()
+        await reported.wait()
         nursery.cancel_scope.cancel(reason="the test is over")
-    (outcome,) = heard
+    (outcome,) = reports
     assert isinstance(outcome, Unavailable)
     assert "no thread can be started" in outcome.reason

@@ -45,7 +45,7 @@ def keys(*names: str) -> tuple[Key, ...]:
 
 
 def test_a_report_says_what_changed() -> None:
-    """Added, changed and refreshed are told apart by key, spec and all else."""
+    """Added, changed and refreshed are distinguished by key, spec and everything else."""
     state = desired("d")
     assert state.apply("d", whole("a", "b", "c"), 0.0).added == keys("a", "b", "c")
     moved = attrs.evolve(manifest("b"), labels={"team": "web"})
@@ -54,22 +54,22 @@ def test_a_report_says_what_changed() -> None:
     assert state.manifests[keys("b")[0]].labels == {"team": "web"}
 
 
-def test_other_kinds_are_left_and_named() -> None:
-    """A controller takes its kind only; another kind's place is kept for whoever asks."""
+def test_other_kinds_are_ignored_and_listed() -> None:
+    """A controller takes its kind only; each other kind is listed with an origin."""
     state = desired("d")
     other = manifest("x", kind="File", file="x.yaml")
     assert state.apply("d", whole("a", other), 0.0).added == keys("a")
     assert state.unmanaged == {"File": Origin("x.yaml")}
 
 
-def test_what_was_declared_and_is_not_is_removed() -> None:
+def test_a_key_that_is_no_longer_declared_is_removed() -> None:
     """A removal follows from what is owned minus what is declared (C08)."""
     state = desired("d")
     state.apply("d", whole("a", "b"), 0.0)
     assert state.apply("d", whole("b"), 1.0) == Changes(removed=keys("a"))
 
 
-def test_what_went_while_nobody_looked_is_removed() -> None:
+def test_a_manifest_deleted_while_the_daemon_was_down_is_removed() -> None:
     """A key of the store that the first complete list lacks is removed (C08 case 2)."""
     state = desired("d", owned=("a", "b"))
     assert state.apply("d", whole("b"), 0.0) == Changes(added=keys("b"), removed=keys("a"))
@@ -77,7 +77,7 @@ def test_what_went_while_nobody_looked_is_removed() -> None:
 
 @pytest.mark.parametrize("report", [Unavailable("500"), part(), part("a")])
 def test_unknown_is_not_empty(report: Snapshot | Unavailable) -> None:
-    """A source that cannot be read, or not wholly, removes nothing (C10 cases 1, 3, 5)."""
+    """A source that cannot be read, or only in part, removes nothing (C10 cases 1, 3, 5)."""
     state = desired("d", owned=("a", "b", "c"))
     state.apply("d", whole("a", "b", "c"), 0.0)
     changes = state.apply("d", report, 1.0)
@@ -88,15 +88,15 @@ def test_unknown_is_not_empty(report: Snapshot | Unavailable) -> None:
 
 
 def test_unknown_at_the_start_removes_nothing() -> None:
-    """Before the first complete snapshot the keys of the store stay, and are named as kept."""
+    """Before the first complete snapshot the keys of the store are kept, and reported as such."""
     state = desired("d", owned=("a",))
     assert state.apply("d", Unavailable("gone"), 0.0) == Changes(kept=keys("a"))
     assert state.apply("d", part("b"), 1.0) == Changes(added=keys("b"), kept=keys("a"))
     assert state.states["d"].reason == "changed while it was read"
 
 
-def test_every_source_has_to_be_complete() -> None:
-    """While one of two sources is unknown, the other's deletions wait, and follow later."""
+def test_every_source_must_be_complete() -> None:
+    """While one of two sources is incomplete, deletions in the other wait."""
     state = desired("d", "e")
     state.apply("d", whole("a", "b"), 0.0)
     assert state.apply("d", whole("b"), 1.0) == Changes(kept=keys("a"))
@@ -107,7 +107,7 @@ def test_every_source_has_to_be_complete() -> None:
     assert keys("c")[0] in state.manifests
 
 
-def test_a_key_that_moves_between_sources_stays() -> None:
+def test_a_key_that_moves_between_sources_is_not_removed() -> None:
     """A key that one source drops and another declares is never removed, in either order."""
     state = desired("d", "e", above=0, share=0)
     state.apply("d", whole("a"), 0.0)
@@ -119,14 +119,14 @@ def test_a_key_that_moves_between_sources_stays() -> None:
 
 
 def test_a_controller_without_declaring_sources_never_removes() -> None:
-    """Timers alone say nothing about what is declared."""
+    """A controller with timers only has no list of what is declared, and removes nothing."""
     state = desired(owned=("a",))
     assert state.approve(keys("a"), 0.0) == Changes(kept=keys("a"))
     assert not state.complete
 
 
-def test_a_key_declared_twice_stays_as_it_was() -> None:
-    """Both places are named, and the last good manifest stays until one of them goes."""
+def test_a_key_declared_twice_keeps_its_last_good_manifest() -> None:
+    """Both origins are reported, and the last good manifest is kept until one is deleted."""
     state = desired("d", "e")
     state.apply("d", whole("a"), 0.0)
     other = manifest("a", 2, file="b.yaml")
@@ -139,15 +139,15 @@ def test_a_key_declared_twice_stays_as_it_was() -> None:
 
 
 def test_a_key_declared_twice_from_the_start_is_not_removed() -> None:
-    """Without a last good manifest neither counts, and the key of the store stays."""
+    """Without a last good manifest neither is used, and the key of the store is kept."""
     state = desired("d", owned=("a",))
     changes = state.apply("d", whole("a", manifest("a", 2, file="b.yaml")), 0.0)
     assert changes.added == changes.removed == ()
     assert len(changes.problems) == 2
 
 
-def test_many_removals_are_held_until_permitted() -> None:
-    """An empty complete list holds its removals until exactly these are permitted (C10 case 2)."""
+def test_many_removals_are_held_until_approved() -> None:
+    """An empty complete list holds its removals until exactly these are approved (C10 case 2)."""
     names = ("a", "b", "c", "d", "e", "f")
     state = desired("d")
     state.apply("d", whole(*names), 0.0)
@@ -155,12 +155,12 @@ def test_many_removals_are_held_until_permitted() -> None:
     assert changes.removed == ()
     assert changes.held is not None
     assert changes.held.keys == keys(*names)
-    permitted = state.approve(changes.held.keys, 2.0)
-    assert permitted == Changes(removed=keys(*names), released=keys(*names))
+    approved = state.approve(changes.held.keys, 2.0)
+    assert approved == Changes(removed=keys(*names), released=keys(*names))
 
 
-def test_held_removals_disappear_when_declared_again() -> None:
-    """What comes back is added and no longer held; the rest stays held."""
+def test_a_held_key_is_released_when_declared_again() -> None:
+    """A held key that is declared again is added and released; the others stay held."""
     state = desired("d", owned=("a", "b", "c", "d", "e"))
     state.apply("d", whole(), 0.0)
     changes = state.apply("d", whole("a", "b", "c", "d"), 1.0)
@@ -171,7 +171,7 @@ def test_held_removals_disappear_when_declared_again() -> None:
 
 
 def test_declared_again_while_a_source_is_incomplete() -> None:
-    """It is released at once, and a permit that was waiting does not outlive it."""
+    """It is released immediately, and a pending approval of it lapses."""
     names = ("a", "b", "c", "d", "e")
     state = desired("d", owned=names)
     state.apply("d", whole(), 0.0)
@@ -185,16 +185,16 @@ def test_declared_again_while_a_source_is_incomplete() -> None:
     assert changes.held.keys == keys("a")
 
 
-def test_a_key_declared_twice_and_left_out_counts_no_more_than_before() -> None:
-    """Declared twice from the start, then not read: neither of the two becomes good by that."""
+def test_a_key_declared_twice_and_then_left_out_is_not_used() -> None:
+    """Declared twice from the start, then not read: neither of the two becomes the last good."""
     state = desired("d", owned=("a",))
     state.apply("d", whole("a", manifest("a", 2, file="b.yaml")), 0.0)
     assert state.apply("d", part(), 1.0) == Changes(kept=keys("a"))
     assert state.manifests == {}
 
 
-def test_a_permit_given_while_down_waits_for_a_complete_list() -> None:
-    """A permit that comes before the first snapshot acts at the first complete one."""
+def test_an_approval_given_while_down_waits_for_a_complete_list() -> None:
+    """An approval that precedes the first snapshot takes effect at the first complete one."""
     names = ("a", "b", "c", "d", "e")
     state = desired("d", owned=names)
     assert state.approve(keys(*names), 0.0).removed == ()
@@ -215,8 +215,8 @@ def test_declared_again_during_its_removal() -> None:
     assert state.owned == frozenset()
 
 
-def test_its_text_is_for_people() -> None:
-    """The representation shows kind and counts; an incomplete source says why."""
+def test_repr_and_reasons() -> None:
+    """repr() shows kind and counts; an incomplete source has its reason."""
     state = desired("d", "e", owned=("z",))
     state.apply("d", part("a", problems=(Problem(Origin("a.yaml", 3, 4), "is wrong"),) * 2), 5.0)
     assert state.states["d"].reason == "a.yaml:3:4: is wrong (and 1 more)"
@@ -230,20 +230,20 @@ LISTS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), max_size=8)
 
 
 class Model(RuleBasedStateMachine):
-    """Random sources against what a fresh list of them says."""
+    """Random sources, compared with a fresh list of them."""
 
     @initialize(owned=st.sets(st.sampled_from(NAMES)), above=st.integers(0, 4))
     def start(self, owned: set[str], above: int) -> None:
-        """Begin a life with what an earlier one left in the store."""
+        """Start with the keys that an earlier run left in the store."""
         self.now = 0.0
         self.state = desired("d", "e", owned=tuple(sorted(owned)), above=above)
         self.truth: dict[str, dict[str, int]] = {"d": {}, "e": {}}
         self.known: dict[str, bool] = {"d": False, "e": False}
         self.removing: set[Key] = set()
-        self.permitted: set[Key] = set()
+        self.approved: set[Key] = set()
 
-    def settle(self, changes: Changes) -> None:
-        """Check one answer, and begin the removals it lets go."""
+    def check(self, changes: Changes) -> None:
+        """Check one set of changes, and start its removals."""
         declared = set(keys(*self.truth["d"], *self.truth["e"]))
         assert not set(changes.removed) & set(self.state.manifests)
         assert not set(changes.removed) & self.removing
@@ -252,10 +252,10 @@ class Model(RuleBasedStateMachine):
             assert not set(changes.removed) & declared, "removed although declared"
         if len(changes.removed) > self.state.guard.above:
             more_than_half = len(changes.removed) > 0.5 * len(self.state.owned - self.removing)
-            assert not more_than_half or set(changes.removed) <= self.permitted
+            assert not more_than_half or set(changes.removed) <= self.approved
         self.removing |= set(changes.removed)
-        # A permit waits for complete sources, and lapses when its key is declared again.
-        self.permitted = set() if all(self.known.values()) else self.permitted - declared
+        # An approval waits for complete sources, and lapses when its key is declared again.
+        self.approved = set() if all(self.known.values()) else self.approved - declared
 
     @rule(source=st.sampled_from("de"), declares=LISTS, seconds=st.floats(0, 90))
     def complete(self, source: str, declares: dict[str, int], seconds: float) -> None:
@@ -265,7 +265,7 @@ class Model(RuleBasedStateMachine):
         self.truth[source] = {name: spec for name, spec in declares.items() if name not in other}
         self.known[source] = True
         listed = [manifest(name, spec) for name, spec in self.truth[source].items()]
-        self.settle(self.state.apply(source, whole(*listed), self.now))
+        self.check(self.state.apply(source, whole(*listed), self.now))
 
     @rule(source=st.sampled_from("de"), reads=st.sets(st.sampled_from(NAMES)))
     def incomplete(self, source: str, reads: set[str]) -> None:
@@ -273,7 +273,7 @@ class Model(RuleBasedStateMachine):
         self.known[source] = False
         before = set(self.state.manifests)
         listed = [manifest(n, spec) for n, spec in self.truth[source].items() if n in reads]
-        self.settle(self.state.apply(source, part(*listed), self.now))
+        self.check(self.state.apply(source, part(*listed), self.now))
         assert before <= set(self.state.manifests)
 
     @rule(source=st.sampled_from("de"))
@@ -281,21 +281,21 @@ class Model(RuleBasedStateMachine):
         """A source cannot be read."""
         self.known[source] = False
         before = dict(self.state.manifests)
-        self.settle(self.state.apply(source, Unavailable("gone"), self.now))
+        self.check(self.state.apply(source, Unavailable("gone"), self.now))
         assert before == dict(self.state.manifests)
 
     @precondition(lambda self: self.state.guard.held)
     @rule(share=st.floats(0, 1))
-    def permit(self, share: float) -> None:
-        """A person permits some of what is held."""
+    def approve(self, share: float) -> None:
+        """A person approves some of the held removals."""
         held = self.state.guard.held
         assert held is not None
         chosen = held.keys[: round(share * len(held.keys))]
-        self.permitted |= set(chosen)
+        self.approved |= set(chosen)
         changes = self.state.approve(chosen, self.now)
         if all(self.known.values()):
             assert set(changes.removed) == set(chosen)
-        self.settle(changes)
+        self.check(changes)
 
     @precondition(lambda self: self.removing)
     @rule(data=st.data())
@@ -307,7 +307,7 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def equals_a_fresh_list(self) -> None:
-        """Whatever came before, complete sources give what a fresh list gives (C08)."""
+        """Whatever came before, complete sources equal a fresh list (C08)."""
         if not all(self.known.values()):
             assert not self.state.complete
             return

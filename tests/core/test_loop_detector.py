@@ -1,4 +1,4 @@
-"""The loop detector: one word an episode, growing rests, no state for keys that behave."""
+"""The loop detector: one notice per episode, growing backoff, no state for keys without loops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ QUIET = attrs.evolve(SELF, acted=False)
 
 
 def spin(detector: LoopDetector, now: float, runs: int, step: float = 0.1) -> list[LoopVerdict]:
-    """Runs that count, from *now* on, *step* apart."""
+    """Counted runs, from *now* on, *step* seconds apart."""
     return [detector.record_run(KEY, now + step * turn, SELF) for turn in range(runs)]
 
 
 @pytest.mark.parametrize("ran", [SELF, attrs.evolve(QUIET, requeued=True)])
-def test_a_loop_is_named_once(ran: RunFacts) -> None:
-    """C11: the 20th run within a minute begins an episode; the further ones say nothing."""
+def test_a_loop_is_reported_once(ran: RunFacts) -> None:
+    """C11: the 20th run within a minute begins an episode; the further ones report nothing."""
     detector = LoopDetector()
     verdicts = [detector.record_run(KEY, turn * 2.0, ran) for turn in range(25)]
     assert [index for index, verdict in enumerate(verdicts) if verdict.notice] == [19]
@@ -28,8 +28,8 @@ def test_a_loop_is_named_once(ran: RunFacts) -> None:
     assert detector.looping == (KEY,)
 
 
-def test_rests_double_up_to_half_a_window() -> None:
-    """A looping key rests longer each time, but is still seen within a window."""
+def test_backoff_doubles_up_to_half_a_window() -> None:
+    """The backoff of a looping key doubles, but the key still runs within a window."""
     verdicts = spin(LoopDetector(), 0.0, 27)
     assert [verdict.backoff for verdict in verdicts[18:]] == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
@@ -43,20 +43,20 @@ def test_rests_double_up_to_half_a_window() -> None:
         attrs.evolve(SELF, requeued=True, spec_changed=True),
     ],
 )
-def test_runs_with_a_reason_never_count(ran: RunFacts) -> None:
-    """Quiet runs, foreign changes and the schedule alone make no loop and leave no state."""
+def test_runs_with_an_external_cause_never_count(ran: RunFacts) -> None:
+    """Runs without effects, spec changes and the schedule alone count as no loop, without state."""
     detector = LoopDetector()
     assert {detector.record_run(KEY, turn * 0.01, ran) for turn in range(1000)} == {LoopVerdict()}
     assert len(detector) == 0
 
 
-def test_slow_runs_are_no_loop() -> None:
-    """Twenty runs in more than a minute are none."""
+def test_slow_runs_do_not_count_as_a_loop() -> None:
+    """Twenty runs in more than a minute do not begin an episode."""
     assert not any(verdict.notice for verdict in spin(LoopDetector(), 0.0, 500, step=3.2))
 
 
-def test_a_foreign_change_ends_an_episode() -> None:
-    """A changed spec ends the episode with a word, and counting begins anew."""
+def test_a_spec_change_ends_an_episode() -> None:
+    """A changed spec ends the episode with a LoopEnded, and counting starts again."""
     detector = LoopDetector()
     spin(detector, 0.0, 21)
     verdict = detector.record_run(KEY, 5.0, attrs.evolve(SELF, spec_changed=True))
@@ -66,7 +66,7 @@ def test_a_foreign_change_ends_an_episode() -> None:
 
 
 def test_quiet_ends_an_episode() -> None:
-    """A window without a counted run ends the episode, once, and takes all state away."""
+    """A window without a counted run ends the episode, once, and drops all state."""
     detector = LoopDetector()
     spin(detector, 0.0, 20, step=1.0)
     assert detector.expire_quiet(78.9) == []
@@ -75,8 +75,8 @@ def test_quiet_ends_an_episode() -> None:
     assert len(detector) == 0
 
 
-def test_state_of_keys_that_acted_once_goes_away() -> None:
-    """Invariant 14: what was counted leaves after a window, without a word."""
+def test_state_of_keys_that_acted_once_is_dropped() -> None:
+    """Invariant 14: counted runs are dropped after a window, without a notice."""
     detector = LoopDetector()
     for number in range(100):
         detector.record_run(Key(f"site/{number}"), float(number), SELF)
@@ -84,8 +84,8 @@ def test_state_of_keys_that_acted_once_goes_away() -> None:
     assert len(detector) == 39  # those that ran after 60.0
 
 
-def test_a_key_that_goes_on_hides_no_other() -> None:
-    """A quiet key leaves although one that was seen before it goes on."""
+def test_a_running_key_does_not_hide_a_quiet_one() -> None:
+    """A quiet key is dropped although a key that was recorded before it still runs."""
     detector = LoopDetector()
     detector.record_run(KEY, 0.0, SELF)
     spin_of_another = [detector.record_run(Key("site/b"), turn * 1.0, SELF) for turn in range(20)]
@@ -96,7 +96,7 @@ def test_a_key_that_goes_on_hides_no_other() -> None:
 
 
 def test_forget_drops_a_key() -> None:
-    """Invariant 14: a forgotten key has no state and its episode no end."""
+    """Invariant 14: a forgotten key has no state, and its episode gets no LoopEnded."""
     detector = LoopDetector()
     spin(detector, 0.0, 25)
     detector.forget(KEY)

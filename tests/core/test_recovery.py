@@ -36,37 +36,37 @@ ONCE_HALF = Step("tell", StepKind.ONCE, done=False)
 
 
 def operation(*steps: Step, removal: bool = False, undoes: str = "") -> Interrupted:
-    """One of a key, second attempt."""
+    """An operation at its second attempt."""
     return Interrupted("id", "c/a", "apply", None, 2, steps, removal=removal, undoes=undoes)
 
 
 def facts(
     policy: Policy = "roll-forward",
     seen: Observed | None = None,
-    word: Decision | None = None,
+    verdict: Decision | None = None,
     *,
     can_undo: bool = True,
 ) -> Facts:
-    """What is known."""
+    """The facts, with an observation if *seen* is given."""
     observation = None if seen is None else Observation(seen, "as found")
-    return Facts(policy, can_undo, observation, word, retry_in=3.0)
+    return Facts(policy, can_undo, observation, verdict, retry_in=3.0)
 
 
 A, D, U = Observed.AS_DESIRED, Observed.DIFFERENT, Observed.UNKNOWN
 
-# observed, policy, whether it can be undone, steps: what is decided without an opinion.
+# observed, policy, whether it can be undone, steps: the decision without a verdict.
 BY_DEFAULT: list[tuple[Observed | None, Policy, bool, tuple[Step, ...], type[Decision]]] = [
-    # As desired is complete, whatever the policy says and whatever was under way.
+    # As desired is complete, whatever the policy and whatever step was started.
     (A, "roll-forward", True, (), Complete),
     (A, "roll-back", True, (DONE, HALF), Complete),
     (A, "hold", False, (DONE,), Complete),
     (A, "roll-forward", True, (ONCE_HALF,), Complete),
-    # Unknown is looked at again, and never taken for different.
+    # Unknown is observed again, and never taken for different.
     (U, "roll-forward", True, (), Wait),
     (U, "roll-back", True, (DONE,), Wait),
     (U, "hold", True, (DONE,), Wait),
     (U, "roll-forward", True, (ONCE_HALF,), Wait),
-    # Different, and what cannot be observed: the policy.
+    # Different, or not observable: the policy.
     (D, "roll-forward", True, (), RollForward),
     (D, "roll-forward", False, (DONE, HALF), RollForward),
     (D, "roll-forward", True, (ONCE_DONE,), RollForward),
@@ -86,24 +86,24 @@ BY_DEFAULT: list[tuple[Observed | None, Policy, bool, tuple[Step, ...], type[Dec
 
 
 @pytest.mark.parametrize(("seen", "policy", "can_undo", "steps", "wanted"), BY_DEFAULT)
-def test_without_an_opinion(
+def test_the_default_decision(
     seen: Observed | None,
     policy: Policy,
     can_undo: bool,  # noqa: FBT001 - a column of the table
     steps: tuple[Step, ...],
     wanted: type[Decision],
 ) -> None:
-    """What was observed decides, then the policy; a ONCE step is not run again by either."""
+    """The observation decides, then the policy; neither runs a ONCE step again."""
     assert type(decide(operation(*steps), facts(policy, seen, can_undo=can_undo))) is wanted
 
 
-# what the reconciler says, steps, whether it can be undone: what is made of it.
-BY_WORD: list[tuple[Decision, tuple[Step, ...], bool, type[Decision]]] = [
+# the reconciler's verdict, steps, whether it can be undone: the decision.
+BY_VERDICT: list[tuple[Decision, tuple[Step, ...], bool, type[Decision]]] = [
     (Complete(), (ONCE_HALF,), False, Complete),
     (Abandon(), (ONCE_HALF,), False, Abandon),
     (Wait(5.0), (ONCE_HALF,), False, Wait),
     (Hold("look"), (), True, Hold),
-    # Who knows more may run a ONCE step again; nobody may forget that it began.
+    # recover() may decide to run a ONCE step again; no decision may forget that it was started.
     (RollForward(), (DONE, ONCE_HALF), False, RollForward),
     (Retry(), (DONE, HALF), False, Retry),
     (Retry(), (ONCE_HALF,), True, Hold),
@@ -113,31 +113,31 @@ BY_WORD: list[tuple[Decision, tuple[Step, ...], bool, type[Decision]]] = [
 ]
 
 
-@pytest.mark.parametrize(("word", "steps", "can_undo", "wanted"), BY_WORD)
+@pytest.mark.parametrize(("verdict", "steps", "can_undo", "wanted"), BY_VERDICT)
 @pytest.mark.parametrize("seen", [A, D, U, None])
-def test_the_word_of_the_reconciler(
-    word: Decision,
+def test_the_verdict_of_the_reconciler(
+    verdict: Decision,
     steps: tuple[Step, ...],
     can_undo: bool,  # noqa: FBT001 - a column of the table
     wanted: type[Decision],
     seen: Observed | None,
 ) -> None:
-    """A word comes before the observation and the policy, as far as it is legal."""
-    decided = decide(operation(*steps), facts("hold", seen, word, can_undo=can_undo))
+    """A verdict precedes the observation and the policy, as far as it is legal."""
+    decided = decide(operation(*steps), facts("hold", seen, verdict, can_undo=can_undo))
     assert type(decided) is wanted
 
 
 @pytest.mark.parametrize("seen", [A, D, U, None])
 @pytest.mark.parametrize("policy", ["roll-forward", "roll-back", "hold"])
-def test_an_undoing_goes_on(policy: Policy, seen: Observed | None) -> None:
-    """Half an undoing is undone further, whatever is observed and whatever the policy."""
+def test_an_undo_is_continued(policy: Policy, seen: Observed | None) -> None:
+    """An interrupted undo is continued, whatever is observed and whatever the policy."""
     half = operation(Step("undo first", StepKind.IDEMPOTENT, done=False), undoes="other")
     assert type(decide(half, facts(policy, seen))) is RollForward
 
 
-def test_an_undoing_is_not_undone() -> None:
-    """An undoing that is to be rolled back is held."""
-    assert type(decide(operation(undoes="other"), facts(word=RollBack()))) is Hold
+def test_an_undo_is_not_undone() -> None:
+    """An undo that recover() wants rolled back is held."""
+    assert type(decide(operation(undoes="other"), facts(verdict=RollBack()))) is Hold
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_an_undoing_is_not_undone() -> None:
 def test_a_removal_is_decided_by_the_policy(
     policy: Policy, wanted: type[Decision], seen: Observed | None
 ) -> None:
-    """That the spec is as desired does not complete a removal, nor does unknown delay it."""
+    """An observation as desired does not complete a removal, nor does an unknown one delay it."""
     assert type(decide(operation(removal=True), facts(policy, seen))) is wanted
 
 
 def test_a_recover_that_fails_is_a_hold() -> None:
-    """A recover() that raised decides nothing: a person does, and is told why."""
-    broken = attrs.evolve(facts(seen=A, word=RollForward()), recover_error="KeyError: 'x'")
+    """After a recover() that raised, a person decides; the hold names the exception."""
+    broken = attrs.evolve(facts(seen=A, verdict=RollForward()), recover_error="KeyError: 'x'")
     decided = decide(operation(), broken)
     assert isinstance(decided, Hold)
     assert "KeyError: 'x'" in decided.reason
@@ -164,37 +164,37 @@ def test_a_recover_that_fails_is_a_hold() -> None:
     ("recoveries", "cap", "held"), [(0, 1, False), (1, 1, True), (2, 3, False), (3, 3, True)]
 )
 def test_c02_the_cap(recoveries: int, cap: int, held: bool) -> None:  # noqa: FBT001 - a column
-    """So many attempts without a word of their own, and no more, are made."""
+    """At most max_recoveries attempts in a row are made without an outcome."""
     hold = check_max_recoveries(recoveries, cap)
     assert (hold is not None) == held
     assert hold is None or hold.by_cap
 
 
 def test_a_hold_shows_what_was_seen() -> None:
-    """A hold has the observation as its evidence, and says so where there was none."""
-    for seen, said in ((D, "observed different: as found"), (None, "cannot observe")):
+    """A hold has the observation as its evidence, or that the state cannot be observed."""
+    for seen, evidence in ((D, "observed different: as found"), (None, "cannot observe")):
         decided = decide(operation(ONCE_HALF), facts(seen=seen))
         assert isinstance(decided, Hold)
-        assert said in decided.evidence
+        assert evidence in decided.evidence
         assert "tell" in decided.reason
 
 
 def test_a_wait_is_as_long_as_the_retry() -> None:
-    """Unknown is looked at again after the controller's first delay."""
+    """An unknown state is observed again after the controller's first delay."""
     assert decide(operation(), facts(seen=U)) == Wait(
         3.0, "the state could not be determined: as found"
     )
 
 
 def test_commands_offer_what_can_be_done() -> None:
-    """The commands of a hold name the operation; going back is among them where it is possible."""
+    """The commands of a hold include --back only where the operation can be undone."""
     options = [command.split()[4] for command in resolve_commands("ID", can_undo=True)]
     assert options == ["--complete", "--forward", "--back", "--abandon"]
     assert "--back" not in " ".join(resolve_commands("ID", can_undo=False))
 
 
 def test_a_log_line_describes_a_decision() -> None:
-    """A decision is described by its name and what it rests on, and nothing that is empty."""
+    """The fields of a decision are its name and its reasons, and nothing that is empty."""
     assert decision_fields(Wait(3.0, "busy")) == {
         "decision": "Wait", "reason": "busy", "retry_in": "3s",
     }  # fmt: skip
@@ -210,7 +210,7 @@ steps = st.lists(
     max_size=3,
     unique_by=lambda step: step.name,
 )
-words = st.one_of(
+verdicts = st.one_of(
     st.none(),
     st.sampled_from([Complete(), RollForward(), Retry(), RollBack(), Hold("x"), Abandon()]),
     st.builds(Wait, st.floats(0, 300)),
@@ -224,7 +224,7 @@ words = st.one_of(
     policy=st.sampled_from(["roll-forward", "roll-back", "hold"]),
     can_undo=st.booleans(),
     seen=st.one_of(st.none(), st.sampled_from(Observed)),
-    word=words,
+    verdict=verdicts,
 )
 def test_a_decision_is_always_legal(  # noqa: PLR0917 - handed in by name
     steps: list[Step],
@@ -233,11 +233,11 @@ def test_a_decision_is_always_legal(  # noqa: PLR0917 - handed in by name
     policy: Policy,
     can_undo: bool,  # noqa: FBT001 - handed in by name
     seen: Observed | None,
-    word: Decision | None,
+    verdict: Decision | None,
 ) -> None:
-    """Whatever the facts, nothing is decided that may not be done, and a word is not overruled."""
+    """Whatever the facts, each decision is legal, and a verdict is replaced only by a hold."""
     interrupted = operation(*steps, removal=removal, undoes=undoes)
-    decided = decide(interrupted, facts(policy, seen, word, can_undo=can_undo))
+    decided = decide(interrupted, facts(policy, seen, verdict, can_undo=can_undo))
     began_once = [step for step in steps if step.kind is StepKind.ONCE]
     if isinstance(decided, Retry):
         assert not began_once
@@ -245,10 +245,10 @@ def test_a_decision_is_always_legal(  # noqa: PLR0917 - handed in by name
         assert can_undo
         assert not undoes
     if isinstance(decided, RollForward) and any(not step.done for step in began_once):
-        assert isinstance(word, RollForward)
-    if word is not None:
-        assert decided == word or isinstance(decided, Hold)
-    if isinstance(decided, Complete) and word is None:
+        assert isinstance(verdict, RollForward)
+    if verdict is not None:
+        assert decided == verdict or isinstance(decided, Hold)
+    if isinstance(decided, Complete) and verdict is None:
         assert seen is Observed.AS_DESIRED
         assert not removal
         assert not undoes

@@ -34,8 +34,8 @@ def test_held_means_many_and_a_large_share(*, removals: int, owned: int, held: b
     assert guard.held == (HeldRemovals(tuple(KEYS[:removals]), owned, 0.0) if held else None)
 
 
-def test_slices_count_together() -> None:
-    """A mass deletion that comes three keys at a time is held as soon as it is one (C10)."""
+def test_removals_within_a_minute_are_counted_together() -> None:
+    """A mass deletion of three keys at a time is held once the sum exceeds the limits (C10)."""
     guard = RemovalGuard()
     owned = set(KEYS[:10])
     assert guard.decide(some(0, 3), owned, now=0.0) == some(0, 3)
@@ -46,15 +46,15 @@ def test_slices_count_together() -> None:
     assert guard.held == HeldRemovals((KEYS[5],), 10, 40.0)
 
 
-def test_slices_far_apart_do_not_count_together() -> None:
-    """A minute later a removal no longer counts along."""
+def test_removals_far_apart_are_not_counted_together() -> None:
+    """After a minute a removal is no longer counted."""
     guard = RemovalGuard()
     assert guard.decide(some(0, 4), some(0, 8), now=0.0) == some(0, 4)
     assert guard.decide(some(4, 8), some(4, 8), now=WINDOW) == some(4, 8)
 
 
 def test_held_keys_stay_held() -> None:
-    """Neither time nor a smaller share nor a smaller set lets go of what was held."""
+    """Neither time nor a smaller share nor a smaller set releases a held key."""
     guard = RemovalGuard()
     guard.decide(some(0, 6), some(0, 6), now=0.0)
     assert guard.decide(some(0, 6), OWNED, now=WINDOW * 2) == frozenset()
@@ -63,8 +63,8 @@ def test_held_keys_stay_held() -> None:
     assert guard.held == HeldRemovals((KEYS[4], KEYS[5]), 20, 0.0)
 
 
-def test_a_permit_is_for_exactly_its_keys() -> None:
-    """What joined after it was shown waits for a decision of its own."""
+def test_an_approval_is_for_exactly_its_keys() -> None:
+    """A key that joined after the set was shown needs its own approval."""
     guard = RemovalGuard()
     guard.decide(some(0, 6), some(0, 8), now=0.0)
     assert guard.held is not None
@@ -76,8 +76,8 @@ def test_a_permit_is_for_exactly_its_keys() -> None:
     assert guard.held is None
 
 
-def test_a_permit_counts_once() -> None:
-    """A key that was permitted, removed, declared and deleted again is judged again."""
+def test_an_approval_is_used_once() -> None:
+    """A key that was approved, removed, declared and deleted again is judged again."""
     guard = RemovalGuard()
     guard.approve(some(0, 6))
     assert guard.decide(some(0, 6), some(0, 6), now=0.0) == some(0, 6)
@@ -85,8 +85,8 @@ def test_a_permit_counts_once() -> None:
     assert guard.decide(some(0, 6), some(0, 6), now=1.0) == frozenset()
 
 
-def test_a_permit_lapses_with_its_reason() -> None:
-    """Declared again, or not to be removed at the next decision: the permit is used up."""
+def test_an_approval_lapses_with_its_reason() -> None:
+    """It lapses when its key is declared again, or is not to be removed at the next decision."""
     guard = RemovalGuard()
     guard.approve(some(0, 6))
     guard.release(some(0, 6))
@@ -97,16 +97,16 @@ def test_a_permit_lapses_with_its_reason() -> None:
     assert guard.decide(some(0, 6), some(0, 6), now=1.0) == frozenset()
 
 
-def test_a_decision_is_not_held_against_the_next_deletion() -> None:
-    """Permitted removals count along neither as removals nor as owned."""
+def test_approved_removals_do_not_count_against_the_next_deletion() -> None:
+    """Approved removals are counted neither as removals nor as owned."""
     guard = RemovalGuard()
     guard.approve(some(0, 10))
     assert guard.decide(some(0, 10), OWNED, now=0.0) == some(0, 10)
     assert guard.decide(some(10, 11), some(10, 20), now=1.0) == some(10, 11)
 
 
-def test_texts_for_people() -> None:
-    """What is held says how many of how many; the guard shows its limits and counts."""
+def test_str_and_repr() -> None:
+    """str() of held removals gives their share; repr() of the guard its limits and counts."""
     guard = RemovalGuard()
     guard.decide(some(0, 6), some(0, 8), now=0.0)
     assert str(guard.held) == "6 of 8 keys would be removed at once"

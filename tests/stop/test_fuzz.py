@@ -6,13 +6,13 @@ Each seed draws one program: a daemon with two controllers whose works nest sect
 timeouts and cleanups, and sometimes crash; and up to three requests for a stop of each size.
 Rules, asserted on the way:
 
-R1  Outside a section nothing runs on once the stage is STOPPING.
+R1  Outside a section nothing continues once the stage is STOPPING.
 R2  A section's deadline at entry is the least of entry + budget, the enclosing section's
     deadline, and the hard limit.
-R3  A body never runs past its deadline, and none past the hard limit.
+R3  No body runs past its deadline or the hard limit.
 R4  A body is never cut before its deadline, crashes included.
 R5  A section has a parent exactly if a shield covers it; without one it opens before STOPPING.
-R6  In the end nothing is registered, and the time is within hard limit + cleanup.
+R6  At the end nothing is registered, and the time is within hard limit + cleanup.
 R7  A cleanup within its allowance completes, also after the hard limit.
 R8  A crash never moves a stop to HARD.
 R9  A timeout never fires for time spent inside sections.
@@ -42,20 +42,20 @@ BATCHES = 8
 
 
 class Crash(Exception):
-    """What a program's work dies of."""
+    """What a random program raises when it crashes."""
 
 
 @attrs.define(eq=False)
 class Program:
-    """One random program. *covered* means: an open section's shield is around us."""
+    """One random program. *covered*: the code is inside the shield of an open section."""
 
     rng: random.Random
     seen: Counter[str]
-    people: bool = False  # whether somebody asked for HARD
+    people: bool = False  # whether HARD was requested
     daemon: Stop = attrs.field(init=False)
     # Seconds that each work spent inside sections (several tasks at once counted once).
     inside: Counter[Work] = attrs.field(factory=Counter)
-    # When the last section of a work had to be over.
+    # When the last section of a work had to end.
     last_deadline: dict[Work, float] = attrs.field(factory=dict)
 
     async def main(self) -> None:
@@ -91,13 +91,13 @@ class Program:
             stages = dict(self.daemon.history)
             if Stage.HARD in stages:
                 hard_at = self.daemon.began_at + limits.critical
-                assert stages[Stage.HARD] >= hard_at - EPSILON, "R8: HARD by itself"
+                assert stages[Stage.HARD] >= hard_at - EPSILON, "R8: HARD without a request"
 
     async def requests(self, stop: Stop) -> None:
         for _ in range(self.rng.choice([0, 0, 1, 1, 2, 3])):
             await trio.sleep(self.rng.uniform(0, 20))
             self.people |= stop.stage >= Stage.STOPPING
-            stop.escalate("asked")
+            stop.escalate("requested")
             self.seen["requests"] += 1
 
     async def controller(self, stop: Stop) -> None:
@@ -172,7 +172,7 @@ class Program:
             assert trio.current_time() <= began + allowed + EPSILON, "R7: cleanup outran it"
 
     def cancelled_at(self, work: Work, now: float, *, covered: bool) -> float:
-        """When the code here was cancelled at the earliest; *now* if it was not."""
+        """The earliest time at which the code here was cancelled; *now* if it was not."""
         if covered:
             section = work.stop.registry.covering_section()
             assert section is not None
@@ -183,7 +183,7 @@ class Program:
         return now if now < work.scope.deadline else max(work.scope.deadline, last)
 
     async def refused(self, work: Work) -> None:
-        """Inside a foreign shield a refusal cannot be a cancellation."""
+        """Inside a shield that is not a section's a refusal is an exception."""
         with pytest.raises(CriticalRefused):
             async with work.critical("late", budget=1):
                 raise AssertionError("R5: opened too late, inside a shield")

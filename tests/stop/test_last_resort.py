@@ -1,4 +1,4 @@
-"""When a process that hangs has to be gone, and who says so."""
+"""When a hanging process is ended, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from reconciled.stop.last_resort import (
 
 LIMITS = StopLimits(drain=20, critical=300, cleanup=5)
 IDLE = math.inf
-LEAVE = {
+EXITS = {
     "the loop turns": (IDLE, [], 408),
     "blocked when the signal came": (50.0, [], 105),
-    "blocked by what the signal began": (150.0, [], 155),
+    "blocked after the signal": (150.0, [], 155),
     "blocked just before the end": (406.0, [], 408),
     "a critical operation is open": (IDLE, [160.0], 168),
     "several are open: the longest counts": (IDLE, [160.0, 260.0, 110.0], 268),
-    "none outlives the hard limit": (IDLE, [999.0], 408),
-    "blocked with one open: it has its time": (50.0, [160.0], 168),
+    "no deadline beyond the hard limit": (IDLE, [999.0], 408),
+    "blocked with one open: its deadline counts": (50.0, [160.0], 168),
     "its deadline has passed, and the loop is blocked": (50.0, [90.0], 98),
 }
 
 
-@pytest.mark.parametrize("case", LEAVE)
-def test_when_to_leave(case: str) -> None:
-    """The time by which the process has to be gone, asked to stop at 100 with 300 + 5 + 3 s."""
-    busy_since, deadlines, expected = LEAVE[case]
+@pytest.mark.parametrize("case", EXITS)
+def test_the_exit_deadline(case: str) -> None:
+    """When the process must have exited, after a stop at 100 with 300 + 5 + 3 s."""
+    busy_since, deadlines, expected = EXITS[case]
     assert exit_deadline(100.0, busy_since, deadlines, LIMITS) == expected
 
 
-def test_no_case_is_longer_than_the_budget() -> None:
-    """Whatever is open and however long it is blocked: the stop budget holds (invariant 7)."""
+def test_the_exit_deadline_is_within_the_budget() -> None:
+    """Whatever is open and however long the loop is blocked, the budget holds (invariant 7)."""
     for busy_since in (0.0, 100.0, 399.0, 1e9, IDLE):
         for deadlines in ([], [0.0], [399.0], [1e9]):
             assert exit_deadline(100.0, busy_since, deadlines, LIMITS) <= 100 + LIMITS.budget
@@ -55,94 +55,98 @@ HANGS = {
     "the loop waits": (IDLE, [], IDLE),
     "the loop waits, and a critical operation is open": (IDLE, [130.0], IDLE),
     "nothing is open": (100.0, [], 160.0),
-    "a critical operation has time": (100.0, [180.0, 250.0], 258.0),
+    "a critical operation is within its deadline": (100.0, [180.0, 250.0], 258.0),
     "its deadline is near": (100.0, [101.0], 160.0),
 }
 
 
 @pytest.mark.parametrize("case", HANGS)
-def test_when_a_hang_is_left(case: str) -> None:
-    """Outside a stop: after a minute, and not before what is critical has had its time."""
+def test_the_hang_deadline(case: str) -> None:
+    """Outside a stop: after a minute, and not before the deadlines of critical operations."""
     busy_since, deadlines, expected = HANGS[case]
     assert hang_deadline(busy_since, deadlines, LIMITS) == expected
 
 
-LOOKS = {
-    # the turn began at 100; (looks, how much of it was missed by the last look)
+CHECKS = {
+    # the turn began at 100; (checks, how much of it was missed by the last check)
     "each second": ([100.5, 101.5, 102.5], 0.0),
     "a little late": ([100.5, 102.4, 104.3], 0.0),
     "halted for an hour": ([100.5, 3700.5], 3599.0),
     "halted twice": ([100.5, 110.5, 111.5, 121.5], 18.0),
-    "halted before the first look": ([3700.0], 3599.0),
-    "starved: a look every five seconds": ([105.0, 110.0, 115.0], 12.0),
+    "halted before the first check": ([3700.0], 3599.0),
+    "starved: a check every five seconds": ([105.0, 110.0, 115.0], 12.0),
 }
 
 
-@pytest.mark.parametrize("case", LOOKS)
-def test_what_nobody_saw_is_no_hang(case: str) -> None:
-    """Of a turn counts what the thread got to see: not a halt, nor a machine that starves it."""
-    looks, missed = LOOKS[case]
+@pytest.mark.parametrize("case", CHECKS)
+def test_unobserved_time_does_not_count_as_a_hang(case: str) -> None:
+    """Only time that the thread observed counts: not a halt, nor a starved machine."""
+    checks, missed = CHECKS[case]
     seen = MissedTime(99.9)
-    for now in looks:
+    for now in checks:
         seen.record_check(now, 100.0)
     assert seen.adjusted_start(100.0) == pytest.approx(100.0 + missed)
 
 
-def test_a_new_turn_is_seen_anew() -> None:
-    """What was missed of one turn of the loop is not credited to the next."""
+def test_missed_time_belongs_to_one_turn() -> None:
+    """Time missed in one turn of the loop is not credited to the next."""
     seen = MissedTime(99.0)
     seen.record_check(100.5, 100.0)
     seen.record_check(200.0, 100.0)
     seen.record_check(201.0, 200.5)
     assert seen.adjusted_start(200.5) == 200.5
-    assert seen.adjusted_start(200.7) == 200.7  # one that began since the last look
+    assert seen.adjusted_start(200.7) == 200.7  # one that began since the last check
     seen.record_check(202.0, math.inf)
     assert seen.adjusted_start(math.inf) == math.inf
 
 
 @attrs.define(eq=False)
-class Watched:
-    """What a last resort told; leaving ends its thread instead of the process."""
+class Recorder:
+    """What a last resort reported; its exit ends the thread instead of the process."""
 
     stop: Stop
-    stop_at: float | None = None
-    # As if a manager's watchdog were on.
-    watched: bool = True
+    stop_requested_at: float | None = None
+    has_watchdog: bool = True
     blocked: list[Blocked] = attrs.field(factory=list)
-    left: list[Blocked] = attrs.field(factory=list)
-    gone: threading.Event = attrs.field(factory=threading.Event)
+    exits: list[Blocked] = attrs.field(factory=list)
+    exited: threading.Event = attrs.field(factory=threading.Event)
 
     def resort(self) -> LastResort:
-        def leave(blocked: Blocked) -> None:
-            self.left.append(blocked)
+        def exit_process(blocked: Blocked) -> None:
+            self.exits.append(blocked)
             made._ended = True
-            self.gone.set()
+            self.exited.set()
 
         made = LastResort(
-            self.stop, lambda: self.stop_at, lambda: self.watched, self.blocked.append, leave, 2
+            self.stop,
+            lambda: self.stop_requested_at,
+            lambda: self.has_watchdog,
+            self.blocked.append,
+            exit_process,
+            2,
         )
         return made
 
 
 @pytest.fixture(autouse=True)
 def no_timer() -> Iterator[None]:
-    """No timer is left that would end this process."""
+    """Cancel the timer, which would end this process."""
     yield
     faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds become tenths."""
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace seconds by tenths."""
     monkeypatch.setattr(last_resort, "BLOCKED_AFTER", 0.3)
     monkeypatch.setattr(last_resort, "CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(last_resort, "HUNG_AFTER", 0.6)
 
 
-async def test_without_a_stop_nothing_is_due() -> None:
-    """In normal running there is no time by which to leave, whatever is open."""
+async def test_without_a_stop_there_is_no_deadline() -> None:
+    """In normal running there is no exit deadline, whatever is open."""
     stop = Stop("daemon", LIMITS)
-    resort = Watched(stop).resort()
+    resort = Recorder(stop).resort()
     assert resort.due() == math.inf
     with Work("w", stop) as work:
         async with work.critical("write", budget=10):
@@ -150,14 +154,14 @@ async def test_without_a_stop_nothing_is_due() -> None:
 
 
 @pytest.mark.parametrize("by_signal", [True, False], ids=["signal", "crash"])
-async def test_due_follows_what_is_open(*, by_signal: bool) -> None:
-    """From the instant on: the whole budget, less once critical work has a nearer deadline."""
+async def test_the_deadline_follows_open_sections(*, by_signal: bool) -> None:
+    """From the instant on: the whole budget, or less while a critical section ends earlier."""
     stop = Stop("daemon", LIMITS)
-    watched = Watched(stop)
-    resort = watched.resort()
+    recorder = Recorder(stop)
+    resort = recorder.resort()
     now = time.monotonic()
     if by_signal:
-        watched.stop_at = now
+        recorder.stop_requested_at = now
     else:
         stop.begin("crash: ValueError()")
     assert resort.due() == pytest.approx(now + LIMITS.budget, abs=1)
@@ -168,28 +172,28 @@ async def test_due_follows_what_is_open(*, by_signal: bool) -> None:
 
 
 def block(seconds: float) -> None:
-    """The fault itself: code in the loop that does not give way."""
+    """The fault itself: code that blocks the loop."""
     time.sleep(seconds)
 
 
 def wait_for(seen: Callable[[], object]) -> None:
-    """Block the loop until the thread has seen it, ten seconds at most."""
+    """Block the loop until the thread has noticed, ten seconds at most."""
     give_up = time.monotonic() + 10
     while not seen() and time.monotonic() < give_up:
         block(0.01)
 
 
-@pytest.mark.usefixtures("soon")
-async def test_c06_a_blocked_loop_is_named_once() -> None:
-    """What does not give way is told with its task and where it stands, once each time (C06)."""
-    watched = Watched(Stop("daemon", LIMITS))
-    resort = watched.resort()
+@pytest.mark.usefixtures("short_times")
+async def test_c06_a_blocked_loop_is_reported_once() -> None:
+    """A blocked loop is reported with its task and stack, once each time (C06)."""
+    recorder = Recorder(Stop("daemon", LIMITS))
+    resort = recorder.resort()
     resort.begin()
 
     async def spin() -> None:
         for turn in (1, 2):
-            wait_for(lambda turn=turn: len(watched.blocked) == turn)  # type: ignore[misc]
-            block(0.4)  # still blocked, and told already
+            wait_for(lambda turn=turn: len(recorder.blocked) == turn)  # type: ignore[misc]
+            block(0.4)  # still blocked, and already reported
             await trio.lowlevel.checkpoint()
             # A turn of the loop without anything to do.
             await trio.sleep(0.01)
@@ -198,122 +202,122 @@ async def test_c06_a_blocked_loop_is_named_once() -> None:
         nursery.start_soon(spin, name="reconcile c/spins")
         nursery.start_soon(trio.lowlevel.checkpoint)
     resort.end()
-    assert len(watched.blocked) == 2
-    assert watched.blocked[0].task == "reconcile c/spins"
-    assert any("in block" in line for line in watched.blocked[0].where)
-    assert watched.blocked[0].seconds >= 0.3
-    assert watched.left == []
+    assert len(recorder.blocked) == 2
+    assert recorder.blocked[0].task == "reconcile c/spins"
+    assert any("in block" in line for line in recorder.blocked[0].where)
+    assert recorder.blocked[0].seconds >= 0.3
+    assert recorder.exits == []
 
 
-@pytest.mark.usefixtures("soon")
-async def test_c06_a_loop_that_is_blocked_at_the_signal_is_left() -> None:
-    """With nothing critical open a process whose loop hangs leaves a little after the instant."""
-    watched = Watched(Stop("daemon", LIMITS))
-    resort = watched.resort()
+@pytest.mark.usefixtures("short_times")
+async def test_c06_a_loop_that_is_blocked_at_the_signal_is_ended() -> None:
+    """With nothing critical open, a process whose loop hangs exits shortly after the instant."""
+    recorder = Recorder(Stop("daemon", LIMITS))
+    resort = recorder.resort()
     resort.begin()
-    await trio.lowlevel.checkpoint()  # the turns of the loop are seen from the next one on
+    await trio.lowlevel.checkpoint()  # turns of the loop are recorded from the next one on
     began = time.monotonic()
-    watched.stop_at = began
+    recorder.stop_requested_at = began
     resort.wake()
-    wait_for(watched.gone.is_set)
+    wait_for(recorder.exited.is_set)
     resort.end()
-    assert len(watched.left) == 1
+    assert len(recorder.exits) == 1
     assert time.monotonic() - began >= 0.3
-    assert any("wait_for" in line for line in watched.left[0].where)
+    assert any("wait_for" in line for line in recorder.exits[0].where)
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("short_times")
 async def test_an_open_critical_operation_is_waited_for() -> None:
-    """A blocked loop is not left while a critical operation has time."""
+    """A process whose loop is blocked does not exit before the deadline of a critical operation."""
     limits = StopLimits(drain=0.1, critical=60, cleanup=0.1)
     stop = Stop("daemon", limits)
-    watched = Watched(stop)
-    resort = watched.resort()
+    recorder = Recorder(stop)
+    resort = recorder.resort()
     resort.begin()
     await trio.lowlevel.checkpoint()
     with Work("w", stop) as work:
         async with work.critical("write", budget=30):
-            watched.stop_at = time.monotonic()
+            recorder.stop_requested_at = time.monotonic()
             resort.wake()
-            wait_for(lambda: watched.blocked)
+            wait_for(lambda: recorder.blocked)
             block(0.3)
     resort.end()
-    assert watched.left == []
-    assert len(watched.blocked) >= 1
+    assert recorder.exits == []
+    assert len(recorder.blocked) >= 1
 
 
-@pytest.mark.usefixtures("soon")
-async def test_a_hang_that_nobody_watches_is_left() -> None:
-    """Without a manager's watchdog a loop that hangs outside a stop is named, and then left."""
-    watched = Watched(Stop("daemon", LIMITS), watched=False)
-    resort = watched.resort()
+@pytest.mark.usefixtures("short_times")
+async def test_a_hang_without_a_watchdog_is_ended() -> None:
+    """Without a manager's watchdog a hang outside a stop is reported, then the process exits."""
+    recorder = Recorder(Stop("daemon", LIMITS), has_watchdog=False)
+    resort = recorder.resort()
     resort.begin()
     await trio.lowlevel.checkpoint()
-    wait_for(watched.gone.is_set)
+    wait_for(recorder.exited.is_set)
     resort.end()
-    assert len(watched.blocked) == 1
-    assert watched.left[0].seconds >= 0.6
-    assert any("in wait_for" in line for line in watched.left[0].where)
+    assert len(recorder.blocked) == 1
+    assert recorder.exits[0].seconds >= 0.6
+    assert any("in wait_for" in line for line in recorder.exits[0].where)
 
 
-@pytest.mark.usefixtures("soon")
-async def test_r10_a_hang_that_the_manager_watches_is_named_only() -> None:
-    """R10: where the manager's watchdog is on, it alone ends a hang; so nobody fights it."""
-    watched = Watched(Stop("daemon", LIMITS))
-    resort = watched.resort()
+@pytest.mark.usefixtures("short_times")
+async def test_r10_a_hang_with_a_watchdog_is_only_reported() -> None:
+    """R10: where the manager's watchdog is on, it alone ends a hang; the thread only reports."""
+    recorder = Recorder(Stop("daemon", LIMITS))
+    resort = recorder.resort()
     resort.begin()
     await trio.lowlevel.checkpoint()
     block(1.5)
-    assert watched.left == []
-    watched.watched = False  # as it is before READY, say
-    wait_for(watched.gone.is_set)
+    assert recorder.exits == []
+    recorder.has_watchdog = False  # as before READY
+    wait_for(recorder.exited.is_set)
     resort.end()
-    assert len(watched.left) == 1
+    assert len(recorder.exits) == 1
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("short_times")
 async def test_a_hang_beside_a_critical_operation_waits_for_it() -> None:
-    """A loop that nobody watches is left no earlier than an open critical operation's end."""
+    """Without a watchdog a hang is not ended before an open critical operation's deadline."""
     limits = StopLimits(drain=0.1, critical=60, cleanup=0.1)
     stop = Stop("daemon", limits)
-    watched = Watched(stop, watched=False)
-    resort = watched.resort()
+    recorder = Recorder(stop, has_watchdog=False)
+    resort = recorder.resort()
     resort.begin()
     await trio.lowlevel.checkpoint()
     with Work("w", stop) as work:
         async with work.critical("write", budget=30):
-            wait_for(lambda: watched.blocked)
+            wait_for(lambda: recorder.blocked)
             block(1.0)
     resort.end()
-    assert watched.left == []
+    assert recorder.exits == []
 
 
-async def test_no_timer_stands_behind_the_thread_outside_a_stop(
+async def test_the_timer_is_not_set_outside_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The C timer cannot tell a halted process from a hang: in normal running it is never set."""
+    """The C timer cannot distinguish a halt from a hang, so in normal running it is never set."""
     armed: list[float] = []
     monkeypatch.setattr(
         faulthandler, "dump_traceback_later", lambda later, **_: armed.append(later)
     )
-    resort = Watched(Stop("daemon", LIMITS), watched=False).resort()
+    resort = Recorder(Stop("daemon", LIMITS), has_watchdog=False).resort()
     resort.progress.busy_since = time.monotonic() - 50
     assert resort.due() < math.inf
     resort.arm()
     assert armed == []
 
 
-async def test_a_timer_stands_behind_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Armed from the instant on, behind the time to leave; never before, nor after end()."""
+async def test_the_timer_is_set_during_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer is set from the instant on, after the deadline; not before, nor after end()."""
     armed: list[float] = []
     monkeypatch.setattr(
         faulthandler, "dump_traceback_later", lambda later, **_: armed.append(later)
     )
-    watched = Watched(Stop("daemon", LIMITS))
-    resort = watched.resort()
+    recorder = Recorder(Stop("daemon", LIMITS))
+    resort = recorder.resort()
     resort.arm()
     assert armed == []
-    watched.stop_at = time.monotonic()
+    recorder.stop_requested_at = time.monotonic()
     resort.arm()
     assert armed == [pytest.approx(LIMITS.budget + last_resort.FAULTHANDLER_MARGIN, abs=1)]
     resort.end()

@@ -1,6 +1,6 @@
 """Critical sections and cleanups, one rule at a time."""
 
-# ruff: noqa: ARG001, PT012 - the clock works by being asked for; a section's body is its block
+# ruff: noqa: ARG001, PT012 - the clock works by being an argument; a section's body is its block
 # flake8: noqa: ASYNC102 - cleanup() is the shield with a deadline that these tests are about
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fresh() -> Stop:
 
 
 async def test_a_section_outlives_its_cancellation(autojump_clock: MockClock) -> None:
-    """A stop that cancels its surroundings does not reach the body; a return behind it counts."""
+    """A stop that cancels its surroundings does not reach the body, nor a return right after it."""
     stop, reached = fresh(), []
 
     async def run() -> str:
@@ -53,32 +53,34 @@ async def test_a_section_outlives_its_cancellation(autojump_clock: MockClock) ->
             async with work.critical("write", budget=40):
                 await trio.sleep(30)
                 reached.append("end of the body")
-            reached.append("behind it")
+            reached.append("after it")
             return "done"
         return "cancelled"
 
     async with running(stop):
         stop.begin("SIGTERM")
         assert await run() == "done"
-    assert reached == ["end of the body", "behind it"]
+    assert reached == ["end of the body", "after it"]
 
 
-async def test_the_cancellation_comes_at_the_next_checkpoint(autojump_clock: MockClock) -> None:
-    """What arrived during the section is delivered right after it, not forgotten."""
+async def test_the_cancellation_is_delivered_at_the_next_checkpoint(
+    autojump_clock: MockClock,
+) -> None:
+    """A cancellation that arrived during the section is delivered after it, not lost."""
     stop, reached = fresh(), []
     async with running(stop):
         stop.begin("SIGTERM")
         with Work("w", stop) as work:
             async with work.critical("write", budget=40):
                 await trio.sleep(30)
-            reached.append("behind it")
+            reached.append("after it")
             await trio.lowlevel.checkpoint()
             reached.append("after a checkpoint")
-    assert reached == ["behind it"]
+    assert reached == ["after it"]
 
 
 async def test_the_budget_counts_from_entry(autojump_clock: MockClock) -> None:
-    """Whatever happens around it, a section has its budget from its entry, and then is cut."""
+    """Whatever happens around it, a section has its budget from its entry, and is then cut."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work:
@@ -93,8 +95,8 @@ async def test_the_budget_counts_from_entry(autojump_clock: MockClock) -> None:
     assert str(overrun.value) == "write was cut off after 20s by its own budget of 20s"
 
 
-async def test_who_cut_it_is_told(autojump_clock: MockClock) -> None:
-    """The section around it, the hard limit or a person: each is named as the reason."""
+async def test_an_overrun_names_its_reason(autojump_clock: MockClock) -> None:
+    """A section that the enclosing one cut names that as the reason."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work:
@@ -106,7 +108,7 @@ async def test_who_cut_it_is_told(autojump_clock: MockClock) -> None:
 
 
 async def test_inner_sections_end_with_the_outer_one(autojump_clock: MockClock) -> None:
-    """A section's deadline is never later than that of the section around it."""
+    """A section's deadline is never later than that of the enclosing section."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work:
@@ -120,7 +122,7 @@ async def test_inner_sections_end_with_the_outer_one(autojump_clock: MockClock) 
 
 
 async def test_a_late_section_ends_at_the_hard_limit(autojump_clock: MockClock) -> None:
-    """One that begins during the drain is clamped to the hard limit of the stop, and cut there."""
+    """One that starts during the drain is clamped to the hard limit of the stop, and cut there."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work:
@@ -137,7 +139,7 @@ async def test_a_late_section_ends_at_the_hard_limit(autojump_clock: MockClock) 
 
 
 async def test_a_lower_limit_reaches_open_sections(autojump_clock: MockClock) -> None:
-    """A stop with shorter limits than the budget lowers open deadlines; none is ever raised."""
+    """A stop with shorter limits than the budget lowers open deadlines; none is raised."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work, pytest.raises(Overrun, match="the hard limit"):
@@ -150,27 +152,27 @@ async def test_a_lower_limit_reaches_open_sections(autojump_clock: MockClock) ->
                 await trio.sleep_forever()
 
 
-async def test_none_begins_after_the_drain(autojump_clock: MockClock) -> None:
-    """From STOPPING on a section is refused as a cancellation, which no retry loop eats."""
+async def test_no_section_starts_after_the_drain(autojump_clock: MockClock) -> None:
+    """From STOPPING on a section is refused by a cancellation, which no retry loop catches."""
     stop, reached = fresh(), []
 
     async def run() -> None:
         with Work("w", stop) as work:
             async with work.critical("write", budget=1):
-                reached.append("it began")
+                reached.append("it started")
 
     async with running(stop):
         stop.crash("test")
         with trio.CancelScope(shield=True):
-            # Work that is not cancelled by itself: begun behind the scope.
+            # The work starts outside the cancelled scope, so nothing else cancels it.
             await trio.lowlevel.checkpoint()
         with pytest.raises(trio.Cancelled):
             await run()
     assert reached == []
 
 
-async def test_inside_a_foreign_shield_the_refusal_is_an_error(autojump_clock: MockClock) -> None:
-    """Where no cancellation can be delivered, a late section raises Refused and names itself."""
+async def test_inside_another_shield_the_refusal_is_an_error(autojump_clock: MockClock) -> None:
+    """Where no cancellation can be delivered, a late section raises CriticalRefused."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work:
@@ -180,11 +182,11 @@ async def test_inside_a_foreign_shield_the_refusal_is_an_error(autojump_clock: M
                 pytest.raises(CriticalRefused, match=r"w: 'late' cannot start: stop in progress"),
             ):
                 async with work.critical("late", budget=1):
-                    raise AssertionError("it began")
+                    raise AssertionError("it started")
 
 
-async def test_inside_a_section_another_may_begin_late(autojump_clock: MockClock) -> None:
-    """A section that is open during STOPPING may open sections of its own."""
+async def test_an_open_section_can_open_another_during_a_stop(autojump_clock: MockClock) -> None:
+    """A section that is open during STOPPING can open sections inside it."""
     stop, reached = fresh(), []
     async with running(stop):
         with Work("w", stop) as work:
@@ -205,12 +207,12 @@ async def test_a_budget_is_positive_and_finite(autojump_clock: MockClock, budget
         with Work("w", stop) as work:
             with pytest.raises(ValueError, match="a budget must be positive and finite"):
                 async with work.critical("write", budget=budget):
-                    raise AssertionError("it began")
+                    raise AssertionError("it started")
             assert not work.sections
 
 
-async def test_a_timeout_rests_during_a_section(autojump_clock: MockClock) -> None:
-    """Time inside a section does not count for the timeout, which has its rest afterwards."""
+async def test_a_timeout_is_suspended_during_a_section(autojump_clock: MockClock) -> None:
+    """Time inside a section does not count against the timeout, which continues afterwards."""
     stop = fresh()
     async with running(stop):
         began = trio.current_time()
@@ -225,8 +227,8 @@ async def test_a_timeout_rests_during_a_section(autojump_clock: MockClock) -> No
         assert trio.current_time() == began + 35
 
 
-async def test_a_person_cuts_what_is_critical(autojump_clock: MockClock) -> None:
-    """Escalation goes stage by stage, and only the last one cuts; its reason is kept."""
+async def test_escalation_cuts_a_section_at_the_last_stage(autojump_clock: MockClock) -> None:
+    """Escalation goes stage by stage; only the last one cuts, and its reason is kept."""
     stop = fresh()
     async with running(stop):
         with Work("w", stop) as work, pytest.raises(Overrun, match="by SIGINT again"):
@@ -237,10 +239,10 @@ async def test_a_person_cuts_what_is_critical(autojump_clock: MockClock) -> None
                 await trio.sleep_forever()
 
 
-async def test_a_section_warns_before_its_end(autojump_clock: MockClock) -> None:
-    """The scope of warned() ends its lead before the deadline, also when that is moved down."""
+async def test_a_scope_before_the_deadline(autojump_clock: MockClock) -> None:
+    """scope_before_deadline() ends its lead before the deadline, also when that is lowered."""
     stop = fresh()
-    warned: list[float] = []
+    ended: list[float] = []
     async with running(stop):
         with Work("w", stop) as work, pytest.raises(Overrun):
             began = trio.current_time()
@@ -248,16 +250,16 @@ async def test_a_section_warns_before_its_end(autojump_clock: MockClock) -> None
                 with section.scope_before_deadline(5) as scope:
                     section.clamp(began + 20)
                     await trio.sleep_forever()
-                warned.append(trio.current_time() - began)
+                ended.append(trio.current_time() - began)
                 await trio.sleep_forever()
     assert scope.cancelled_caught
-    assert warned == [15]
+    assert ended == [15]
 
 
 async def test_a_child_started_into_an_outer_nursery_is_not_covered(
     autojump_clock: MockClock,
 ) -> None:
-    """Only tasks inside the section's shield are covered by it, not what it starts elsewhere."""
+    """Only tasks inside the section's shield are covered by it, not those started elsewhere."""
     stop = fresh()
     covered: dict[str, Section | None] = {}
 
@@ -270,11 +272,11 @@ async def test_a_child_started_into_an_outer_nursery_is_not_covered(
                 outside.start_soon(child, "outside")
                 async with trio.open_nursery() as inside:
                     inside.start_soon(child, "inside")
-                    inside.start_soon(child, "beside it")
+                    inside.start_soon(child, "second inside")
                 await trio.testing.wait_all_tasks_blocked()
-                await child("itself")
+                await child("own task")
             await child("after it")
-    within = dict.fromkeys(("inside", "beside it", "itself"), section)
+    within = dict.fromkeys(("inside", "second inside", "own task"), section)
     assert covered == {"outside": None, "after it": None, **within}
 
 
@@ -282,7 +284,7 @@ async def test_a_child_started_into_an_outer_nursery_is_not_covered(
 
 
 async def test_a_cleanup_has_its_allowance(autojump_clock: MockClock) -> None:
-    """After a cancellation a cleanup may await for its allowance; it never raises by itself."""
+    """After a cancellation a cleanup can await for its allowance; an overrun raises nothing."""
     stop, reached = fresh(), []
     cuts: list[Cut] = []
     stop.registry.on_cleanup_cut = cuts.append
@@ -296,12 +298,12 @@ async def test_a_cleanup_has_its_allowance(autojump_clock: MockClock) -> None:
                 async with work.cleanup("unlock"):
                     await trio.sleep(4)
                     reached.append("cleaned up")
-                async with work.cleanup("the rest"):
+                async with work.cleanup("remainder"):
                     await trio.sleep_forever()
                 reached.append(f"cut after {trio.current_time() - began:g} s")
-    # Both share the one allowance: it counts from the cancellation.
+    # Both share one allowance: it counts from the cancellation.
     assert reached == ["cleaned up", "cut after 5 s"]
-    assert [cut.section for cut in cuts] == ["cleanup the rest"]
+    assert [cut.section for cut in cuts] == ["cleanup remainder"]
 
 
 async def test_a_cleanup_outlives_the_hard_limit(autojump_clock: MockClock) -> None:
@@ -318,16 +320,16 @@ async def test_a_cleanup_outlives_the_hard_limit(autojump_clock: MockClock) -> N
                     async with work.cleanup("unlock"):
                         await trio.sleep(4)
                         reached.append(trio.current_time() - began)
-                    async with work.cleanup("the rest"):
+                    async with work.cleanup("remainder"):
                         await trio.sleep_forever()
                     reached.append(trio.current_time() - began)
     assert reached == [64, 65]
 
 
-async def test_without_a_stop_a_cleanup_counts_from_its_beginning(
+async def test_without_a_stop_a_cleanup_counts_from_its_start(
     autojump_clock: MockClock,
 ) -> None:
-    """In normal running a cleanup has its allowance from where it begins."""
+    """In normal running a cleanup has its allowance from its start."""
     stop = fresh()
     cuts: list[Cut] = []
     stop.registry.on_cleanup_cut = cuts.append
@@ -342,7 +344,7 @@ async def test_without_a_stop_a_cleanup_counts_from_its_beginning(
 
 
 async def test_a_cleanup_without_a_work_has_a_default(autojump_clock: MockClock) -> None:
-    """In a plugin's own tests, where no run is around, a cleanup is bounded all the same."""
+    """Outside a run, as in a plugin's own tests, a cleanup has a default allowance."""
     began = trio.current_time()
     with cleanup_scope():
         await trio.sleep_forever()
@@ -354,7 +356,7 @@ async def test_a_cleanup_without_a_work_has_a_default(autojump_clock: MockClock)
 
 
 async def test_a_crash_begins_the_stop_before_siblings_end(autojump_clock: MockClock) -> None:
-    """guard() makes a crash a stop with a reason, at STOPPING at most; a cancellation is none."""
+    """guard() turns a crash, and no cancellation, into a stop at STOPPING with a reason."""
     stop, seen = fresh(), []
 
     async def sibling() -> None:
@@ -382,7 +384,7 @@ async def test_a_crash_begins_the_stop_before_siblings_end(autojump_clock: MockC
 
 
 async def test_stops_nest(autojump_clock: MockClock) -> None:
-    """A controller's stop leaves others alone; the daemon's reaches all; the furthest counts."""
+    """A controller's stop does not affect others; the daemon's reaches all; the furthest counts."""
     daemon = fresh()
     one, other = (Stop(name, LIMITS, parent=daemon) for name in ("one", "other"))
     one.crash("reload")
@@ -408,7 +410,7 @@ def stage_of(stop: Stop) -> Stage:
 
 
 async def test_stages_only_go_forward(autojump_clock: MockClock) -> None:
-    """Whatever is asked for in whatever order, no stage comes twice or back."""
+    """Whatever is requested in whatever order, no stage is reached twice or left backwards."""
     stop = fresh()
     stop.cut("too early")
     stop.end_drain("too early")
@@ -427,15 +429,15 @@ async def test_stages_only_go_forward(autojump_clock: MockClock) -> None:
     assert [stage for stage, _ in stop.history] == [Stage.DRAINING, Stage.STOPPING, Stage.HARD]
 
 
-async def test_the_instant_may_lie_back(autojump_clock: MockClock) -> None:
-    """Limits count from when the stop was asked for, although the loop was busy since."""
+async def test_the_instant_can_be_in_the_past(autojump_clock: MockClock) -> None:
+    """Limits count from when the stop was requested, although the loop was busy since."""
     stop = fresh()
     async with running(stop):
         await trio.sleep(100)
-        asked = trio.current_time() - 8
-        stop.begin("SIGTERM", at=asked)
+        requested = trio.current_time() - 8
+        stop.begin("SIGTERM", at=requested)
         await trio.sleep(1.9)
         assert stage_of(stop) is Stage.DRAINING
         await trio.sleep_forever()
-    assert stop.stopping_at == asked + 10
-    assert stop.hard_at == asked + 60
+    assert stop.stopping_at == requested + 10
+    assert stop.hard_at == requested + 60

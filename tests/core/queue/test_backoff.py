@@ -27,14 +27,14 @@ def test_a_delay_stays_between_its_minimum_and_the_cap(failures: int, seed: int)
 
 
 @pytest.mark.parametrize(("initial", "maximum"), [(0, 1), (-1, 1), (2, 1), (1, float("inf"))])
-def test_a_backoff_that_cannot_work_is_refused(initial: float, maximum: float) -> None:
-    """No backoff without a growing, finite delay can be made."""
+def test_an_invalid_backoff_is_refused(initial: float, maximum: float) -> None:
+    """A backoff needs a positive initial delay that is not above a finite maximum."""
     with pytest.raises(ValueError, match="0 < initial <= max"):
         Backoff(initial, maximum)
 
 
 @pytest.mark.parametrize("failures", [1, 3, 20])
-def test_keys_that_fail_together_come_back_apart(failures: int) -> None:
+def test_keys_that_fail_together_are_retried_spread_out(failures: int) -> None:
     """R2: of 500 keys failing at one instant, no tenth of the span gets a fifth of them."""
     seed = 4711 + failures
     print("seed", seed)

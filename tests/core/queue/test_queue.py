@@ -1,4 +1,4 @@
-"""The work queue, rule by rule; test_queue_model.py tries them in any order."""
+"""The work queue, rule by rule; test_queue_model.py combines them in random order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKOFF = Backoff(8.0, 64.0)
 
 @pytest.fixture
 def queue() -> WorkQueue:
-    """A queue whose limits are far away."""
+    """A queue with a high limit."""
     return WorkQueue(1000, Random(1))
 
 
@@ -37,7 +37,7 @@ def lane(queue: WorkQueue) -> Lane:
 
 
 def take(queue: WorkQueue, now: float = 0.0) -> Job:
-    """The next job, which has to be there."""
+    """The next job; there has to be one."""
     job = queue.get(now)
     assert job is not None
     return job
@@ -52,8 +52,8 @@ def served(queue: WorkQueue, now: float = 0.0) -> list[Key]:
     return order
 
 
-def test_many_wishes_make_one_run(queue: WorkQueue, lane: Lane) -> None:
-    """Wishes for a waiting key become one run, with their causes in order, each once."""
+def test_many_enqueues_make_one_run(queue: WorkQueue, lane: Lane) -> None:
+    """Enqueues of a waiting key become one run, with their causes in order, each once."""
     for cause in ("b", "a", "b"):
         lane.add(A, 0.0, cause)
     job = take(queue)
@@ -64,7 +64,7 @@ def test_many_wishes_make_one_run(queue: WorkQueue, lane: Lane) -> None:
 
 
 def test_causes_are_capped_and_counted(queue: WorkQueue, lane: Lane) -> None:
-    """A stream of different causes keeps the first few and counts the others."""
+    """Of a stream of different causes the first MAX_CAUSES are kept and the others counted."""
     for number in range(1000):
         lane.add(A, 0.0, f"event {number}")
     job = take(queue)
@@ -73,7 +73,7 @@ def test_causes_are_capped_and_counted(queue: WorkQueue, lane: Lane) -> None:
 
 
 def test_a_cause_during_a_run_leads_to_one_more(queue: WorkQueue, lane: Lane) -> None:
-    """Invariant 1: never two runs of a key at once, and one more for what came meanwhile."""
+    """Invariant 1: never two runs of a key at once, and one more for the causes meanwhile."""
     lane.add(A, 0.0, "first")
     job = take(queue)
     lane.add(A, 1.0, "second")
@@ -94,8 +94,8 @@ def test_the_more_urgent_runs_first(queue: WorkQueue, lane: Lane) -> None:
     assert [key.partition("/")[2] for key in served(queue)] == ["a", "b", "c", "c2", "d", "e"]
 
 
-def test_a_more_urgent_wish_raises_a_waiting_key(queue: WorkQueue, lane: Lane) -> None:
-    """A wish above a waiting key's priority raises it, one below never lowers it."""
+def test_a_more_urgent_enqueue_raises_a_waiting_key(queue: WorkQueue, lane: Lane) -> None:
+    """A more urgent enqueue raises a waiting key's priority, a less urgent one never lowers it."""
     lane.add(A, 0.0, "tick", Priority.RESYNC)
     lane.add(B, 0.0, "changed", Priority.CHANGED)
     lane.add(A, 0.0, "asked", Priority.ASKED)
@@ -111,8 +111,8 @@ def test_a_low_priority_is_not_starved(queue: WorkQueue, lane: Lane) -> None:
     lane.add(A, 0.0, "tick", Priority.RESYNC)
     for number in range(200):
         lane.add(key_of("site", f"busy-{number}"), 0.0, "again", Priority.CHANGED)
-    for turn in range(1, 2 * AGEING + 1):
-        now = turn * 0.001
+    for handout in range(1, 2 * AGEING + 1):
+        now = handout * 0.001
         job = take(queue, now)
         if job.key == A:
             break
@@ -130,18 +130,18 @@ def test_the_wait_is_bounded(older: list[Priority], priority: Priority) -> None:
     for number, urgency in enumerate(older):
         lane.add(key_of("site", f"older-{number}"), 0.0, "x", urgency)
     lane.add(A, 1.0, "x", priority)
-    for turn in range(AGEING * (len(older) + 1)):
+    for handout in range(AGEING * (len(older) + 1)):
         for urgency in Priority:
-            lane.add(key_of("site", f"new-{turn}-{urgency}"), 2.0 + turn, "x", urgency)
-        job = take(queue, 2.0 + turn)
-        lane.done(job, 2.0 + turn)
+            lane.add(key_of("site", f"new-{handout}-{urgency}"), 2.0 + handout, "x", urgency)
+        job = take(queue, 2.0 + handout)
+        lane.done(job, 2.0 + handout)
         if job.key == A:
             return
     pytest.fail("not served in time")
 
 
-def test_controllers_take_turns(queue: WorkQueue, lane: Lane) -> None:
-    """One controller's 10,000 keys delay another's one key by one turn."""
+def test_controllers_are_served_round_robin(queue: WorkQueue, lane: Lane) -> None:
+    """10,000 keys of one controller delay a key of another by one hand-out."""
     other = queue.lane("other", 1000, BACKOFF)
     for number in range(10_000):
         lane.add(key_of("site", f"k{number}"), 0.0, "x", Priority.RECOVERY)
@@ -149,8 +149,8 @@ def test_controllers_take_turns(queue: WorkQueue, lane: Lane) -> None:
     assert "other/a" in (take(queue).key, take(queue).key)
 
 
-def test_limits_hold_and_may_change(queue: WorkQueue, lane: Lane) -> None:
-    """No key above the lane's or the global limit, also after either was changed."""
+def test_limits_hold_and_can_change(queue: WorkQueue, lane: Lane) -> None:
+    """No more keys run than the lane's and the global limit allow, also after a change."""
     for number in range(10):
         lane.add(key_of("site", f"k{number}"), 0.0, "x")
     lane.limit = 2
@@ -174,7 +174,7 @@ def test_limits_hold_and_may_change(queue: WorkQueue, lane: Lane) -> None:
 
 
 def test_a_lane_at_its_limit_does_not_hold_up_another(queue: WorkQueue, lane: Lane) -> None:
-    """A full lane is passed over."""
+    """A lane that runs as many keys as its limit is skipped."""
     lane.limit = 1
     other = queue.lane("other", 1, BACKOFF)
     for key in (A, B, C):
@@ -185,7 +185,7 @@ def test_a_lane_at_its_limit_does_not_hold_up_another(queue: WorkQueue, lane: La
 
 
 def test_the_earliest_delay_wins_once(queue: WorkQueue, lane: Lane) -> None:
-    """Several wishes for later become one run at the earliest; its wait counts from then."""
+    """Several delayed enqueues become one run at the earliest; its wait counts from then."""
     lane.add_at(A, 30.0, 0.0, "late")
     lane.add_at(A, 10.0, 0.0, "early")
     lane.add_at(A, 20.0, 0.0, "middle")
@@ -198,8 +198,8 @@ def test_the_earliest_delay_wins_once(queue: WorkQueue, lane: Lane) -> None:
     assert len(lane) == 0
 
 
-def test_an_event_before_a_periodic_wish_makes_one_run(queue: WorkQueue, lane: Lane) -> None:
-    """The event's run takes the wish along, and the wish comes back when asked for again."""
+def test_an_event_before_a_periodic_run_makes_one_run(queue: WorkQueue, lane: Lane) -> None:
+    """The event's run serves the periodic cause too, which is then enqueued again."""
     lane.add(A, 0.0, "changed")
     lane.done_after(take(queue), 0.0, 600.0, "after 10m")
     lane.add(A, 100.0, "changed")
@@ -211,8 +211,8 @@ def test_an_event_before_a_periodic_wish_makes_one_run(queue: WorkQueue, lane: L
     assert take(queue, 700.0).causes == ("after 10m",)
 
 
-def test_a_later_wish_during_a_run_is_kept(queue: WorkQueue, lane: Lane) -> None:
-    """What is wished for later while the key runs is due then, run ended or not."""
+def test_a_delayed_enqueue_during_a_run_is_kept(queue: WorkQueue, lane: Lane) -> None:
+    """A delayed enqueue of a running key is due at its time, whether the run has ended or not."""
     lane.add(A, 0.0, "changed")
     job = take(queue)
     lane.add_at(A, 10.0, 0.0, "later")
@@ -222,26 +222,24 @@ def test_a_later_wish_during_a_run_is_kept(queue: WorkQueue, lane: Lane) -> None
 
 
 @pytest.mark.parametrize("priority", Priority)
-def test_only_foreign_wishes_open_the_gate(
+def test_only_urgent_enqueues_open_the_gate(
     queue: WorkQueue, lane: Lane, priority: Priority
 ) -> None:
-    """While a failed key rests, CHANGED and above run it at once, ticks and echoes do not."""
+    """During a backoff CHANGED and more urgent run the key, ticks and own writes do not."""
     lane.add(A, 0.0, "changed")
     delay = lane.failed(take(queue), 0.0)
     assert delay is not None
     assert delay >= 2.0
-    lane.add(A, 1.0, "wish", priority)
+    lane.add(A, 1.0, "again", priority)
     job = queue.get(1.0)
     assert (job is not None) == (priority <= Priority.CHANGED)
     job = job or take(queue, delay)
-    assert job.causes == ("retry", "wish")
+    assert job.causes == ("retry", "again")
     assert job.failures == 1
 
 
-def test_a_foreign_change_during_a_failing_run_goes_on_at_once(
-    queue: WorkQueue, lane: Lane
-) -> None:
-    """A failed run with a changed spec meanwhile does not rest, and is still a failure."""
+def test_a_change_during_a_failing_run_runs_without_backoff(queue: WorkQueue, lane: Lane) -> None:
+    """A failed run whose spec changed meanwhile has no backoff, and still counts as a failure."""
     lane.add(A, 0.0, "changed")
     job = take(queue)
     lane.add(A, 0.0, "changed again", Priority.CHANGED)
@@ -251,7 +249,7 @@ def test_a_foreign_change_during_a_failing_run_goes_on_at_once(
 
 
 def test_failures_add_up_until_a_success(queue: WorkQueue, lane: Lane) -> None:
-    """Each failure doubles the rest; a success resets it."""
+    """Each failure doubles the backoff; a success resets it."""
     now = 0.0
     lane.add(A, now, "changed")
     for failures in range(8):
@@ -268,8 +266,8 @@ def test_failures_add_up_until_a_success(queue: WorkQueue, lane: Lane) -> None:
     assert take(queue, now).failures == 0
 
 
-def test_interrupted_is_no_failure(queue: WorkQueue, lane: Lane) -> None:
-    """Invariant 8: an interrupted run waits again as it was, with what came meanwhile."""
+def test_an_interrupted_run_does_not_count_as_a_failure(queue: WorkQueue, lane: Lane) -> None:
+    """Invariant 8: an interrupted run waits again unchanged, with the causes meanwhile."""
     lane.add(A, 0.0, "changed", Priority.ASKED)
     lane.failed(take(queue), 0.0)
     job = take(queue, 100.0)
@@ -282,21 +280,21 @@ def test_interrupted_is_no_failure(queue: WorkQueue, lane: Lane) -> None:
 
 @pytest.mark.parametrize("priority", Priority)
 def test_terminal_waits_for_a_change(queue: WorkQueue, lane: Lane, priority: Priority) -> None:
-    """A terminal key runs again for CHANGED and above only; what came before is not lost."""
+    """A terminal key runs again for CHANGED and more urgent only; earlier causes are not lost."""
     lane.add(A, 0.0, "changed")
     lane.terminal(take(queue), 0.0)
-    lane.add(A, 0.0, "wish", priority)
+    lane.add(A, 0.0, "again", priority)
     lane.add_at(A, 10.0, 0.0, "later", Priority.RESYNC)
     assert queue.next_due() is None
     job = queue.get(1e9)
     assert (job is not None) == (priority <= Priority.CHANGED)
     if job is None:
         lane.add(A, 1e9, "asked", Priority.ASKED)
-        assert take(queue, 1e9).causes == ("wish", "later", "asked")
+        assert take(queue, 1e9).causes == ("again", "later", "asked")
 
 
-def test_a_rest_holds_back_echoes_only(queue: WorkQueue, lane: Lane) -> None:
-    """After done() with a rest, own echoes wait for its end; with none the key has no state."""
+def test_a_backoff_holds_back_self_triggered_runs_only(queue: WorkQueue, lane: Lane) -> None:
+    """After done() with a backoff, own writes wait for its end; then the key has no state."""
     lane.add(A, 0.0, "changed")
     job = take(queue)
     lane.add(A, 0.0, "own write", Priority.RESYNC)
@@ -313,7 +311,7 @@ def test_a_rest_holds_back_echoes_only(queue: WorkQueue, lane: Lane) -> None:
 
 
 def test_forget_removes_everything(queue: WorkQueue, lane: Lane) -> None:
-    """Invariant 14: a forgotten key, in whatever state, leaves nothing and never runs."""
+    """Invariant 14: a forgotten key, in whatever state, leaves no state and never runs."""
     lane.add(A, 0.0, "waiting")
     lane.add_at(B, 10.0, 0.0, "delayed")
     lane.add(C, 0.0, "failing", Priority.ASKED)
@@ -327,27 +325,27 @@ def test_forget_removes_everything(queue: WorkQueue, lane: Lane) -> None:
 
 @pytest.mark.parametrize("ending", ["done", "failed", "terminal", "interrupted"])
 def test_a_key_forgotten_while_it_runs(queue: WorkQueue, lane: Lane, ending: str) -> None:
-    """Its run goes on alone and leaves nothing behind but what was wished afterwards."""
-    for wished in (False, True):
+    """Its run continues alone and leaves only what was enqueued afterwards."""
+    for enqueued in (False, True):
         lane.add(A, 0.0, "changed")
         job = take(queue)
         lane.add(A, 0.0, "before")
         lane.forget(A)
-        if wished:
+        if enqueued:
             lane.add(A, 0.0, "after", Priority.RESYNC)
         assert queue.get(0.0) is None
         getattr(lane, ending)(job, 0.0)
-        if wished:
+        if enqueued:
             job = take(queue)
             assert (job.causes, job.failures) == (("after",), 0)
             lane.done(job, 0.0)
         assert len(lane) == 0
 
 
-def test_a_later_wish_of_a_run_that_was_forgotten_or_interrupted(
+def test_a_delayed_enqueue_of_a_run_that_was_forgotten_or_interrupted(
     queue: WorkQueue, lane: Lane
 ) -> None:
-    """A wish for later goes with its key, or into the run that comes first: due once at most."""
+    """It is dropped with its key, or goes into the next run: it is due at most once."""
     for ending in (lane.forget, None):
         lane.add(A, 0.0, "changed")
         job = take(queue)
@@ -362,8 +360,8 @@ def test_a_later_wish_of_a_run_that_was_forgotten_or_interrupted(
         assert queue.next_due() is None
 
 
-def test_a_rest_does_not_bring_a_wish_forward(queue: WorkQueue, lane: Lane) -> None:
-    """A wish that comes while only a gate is remembered is due at its own time."""
+def test_a_gate_does_not_advance_a_delayed_enqueue(queue: WorkQueue, lane: Lane) -> None:
+    """A delayed enqueue of a key with only a gate is due at its own time."""
     lane.add(A, 0.0, "changed")
     lane.done(take(queue), 0.0, backoff=5.0)
     lane.add_at(A, 60.0, 0.0, "later")
@@ -372,7 +370,7 @@ def test_a_rest_does_not_bring_a_wish_forward(queue: WorkQueue, lane: Lane) -> N
 
 
 def test_a_job_is_given_back_once(queue: WorkQueue, lane: Lane) -> None:
-    """Giving back what is not out is an error that changes nothing."""
+    """Giving back a job that is not handed out is an error that changes nothing."""
     lane.add(A, 0.0, "x")
     job = take(queue)
     lane.done(job, 0.0)
@@ -386,8 +384,8 @@ def test_a_job_is_given_back_once(queue: WorkQueue, lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("seed", range(500))
-def test_nothing_after_the_close(seed: int) -> None:
-    """C05: 1,000 adds, a close at a random instant: no get after it, and nothing uncounted."""
+def test_c05_nothing_is_handed_out_after_the_close(seed: int) -> None:
+    """C05: 1,000 adds and a close at a random instant: no key after it, and all are counted."""
     print("seed", seed)
     rng = Random(seed)
     queue = WorkQueue(16, Random(seed))
@@ -415,7 +413,7 @@ def test_nothing_after_the_close(seed: int) -> None:
 
 
 def test_close_counts_what_it_holds_back(queue: WorkQueue, lane: Lane) -> None:
-    """After a close every key that is not served is counted; a second close is harmless."""
+    """After a close every key that is not run is counted; a second close is harmless."""
     lane.add(A, 0.0, "x", Priority.ASKED)
     job = take(queue)
     lane.add(A, 0.0, "meanwhile")
@@ -432,8 +430,8 @@ def test_close_counts_what_it_holds_back(queue: WorkQueue, lane: Lane) -> None:
     assert queue.unserved() == Unserved(waiting=2, delayed=1, retrying=0, dirty=0, refused=2)
 
 
-def test_a_dropped_lane_leaves_and_refuses(queue: WorkQueue, lane: Lane) -> None:
-    """A controller that leaves takes its keys along; its runs still count until they end."""
+def test_a_dropped_lane_forgets_and_refuses(queue: WorkQueue, lane: Lane) -> None:
+    """A dropped lane forgets its keys and refuses others; its runs count until they end."""
     lane.add(A, 0.0, "x", Priority.ASKED)
     lane.add(B, 0.0, "x")
     job = take(queue)
@@ -447,8 +445,8 @@ def test_a_dropped_lane_leaves_and_refuses(queue: WorkQueue, lane: Lane) -> None
     assert queue.lane("site", 1, BACKOFF) is not lane
 
 
-def test_a_lane_that_comes_back_knows_its_runs(queue: WorkQueue, lane: Lane) -> None:
-    """Invariant 1 holds across a reload that drops a controller and brings it back."""
+def test_a_lane_that_is_added_again_keeps_its_runs(queue: WorkQueue, lane: Lane) -> None:
+    """Invariant 1 holds across reloads that drop a controller and add it again."""
     lane.add(A, 0.0, "x")
     job = take(queue)
     queue.drop_lane("site")
@@ -460,7 +458,7 @@ def test_a_lane_that_comes_back_knows_its_runs(queue: WorkQueue, lane: Lane) -> 
 
 
 def test_wake_is_called_once_and_only_when_needed(queue: WorkQueue, lane: Lane) -> None:
-    """The hook tells a dispatcher that found nothing, of keys, slots and earlier times."""
+    """The hook wakes an idle dispatcher for keys, free slots and earlier due times."""
     calls: list[str] = []
     queue.wake = lambda: calls.append("wake")
     lane.limit = 1
@@ -486,7 +484,7 @@ def test_wake_is_called_once_and_only_when_needed(queue: WorkQueue, lane: Lane) 
 
 
 def test_wake_respects_the_global_limit(queue: WorkQueue, lane: Lane) -> None:
-    """At the global limit nothing wakes, until a run ends; then what waits does."""
+    """At the global limit a waiting key does not wake the dispatcher until a run ends."""
     calls: list[str] = []
     queue.wake = lambda: calls.append("wake")
     queue.limit = 1
@@ -505,15 +503,15 @@ def test_waits_are_counted_in_buckets(queue: WorkQueue, lane: Lane) -> None:
     for wait in waits:
         lane.add(A, 0.0, "x", Priority.RETRY)
         lane.done(take(queue, wait), wait)
-    told = lane.counters.waits[Priority.RETRY]
-    assert sum(told) == 5
-    assert (told[0], told[1], told[WAIT_BOUNDS.index(1.0)], told[-1]) == (2, 1, 1, 1)
+    counts = lane.counters.waits[Priority.RETRY]
+    assert sum(counts) == 5
+    assert (counts[0], counts[1], counts[WAIT_BOUNDS.index(1.0)], counts[-1]) == (2, 1, 1, 1)
     assert math.isclose(lane.counters.wait_sums[Priority.RETRY], sum(waits))
     assert sum(map(sum, lane.counters.waits)) == 5
 
 
-def test_a_census_tells_every_standing(queue: WorkQueue, lane: Lane) -> None:
-    """Each key is counted where it stands, with the two ages that tell a stuck queue."""
+def test_statistics_count_every_state(queue: WorkQueue, lane: Lane) -> None:
+    """Each key is counted by its state, with the two ages that reveal a stuck queue."""
     for number in range(5):
         lane.add(key_of("site", f"k{number}"), float(number), "x")
     jobs = [take(queue, 10.0) for _ in range(5)]
@@ -523,14 +521,14 @@ def test_a_census_tells_every_standing(queue: WorkQueue, lane: Lane) -> None:
     lane.add(jobs[3].key, 12.0, "dirty")
     lane.add_at(A, 99.0, 12.0, "x")
     lane.add(B, 13.0, "x")
-    told = lane_statistics(lane, 20.0)
-    assert (told.waiting, told.running, told.dirty, told.delayed) == (1, 2, 1, 1)
-    assert (told.retrying, told.terminal, told.throttled) == (1, 1, 1)
-    assert (told.oldest_wait, told.longest_run) == (7.0, 10.0)
+    seen = lane_statistics(lane, 20.0)
+    assert (seen.waiting, seen.running, seen.dirty, seen.delayed) == (1, 2, 1, 1)
+    assert (seen.retrying, seen.terminal, seen.throttled) == (1, 1, 1)
+    assert (seen.oldest_wait, seen.longest_run) == (7.0, 10.0)
 
 
 def test_memory_of_known_keys(queue: WorkQueue, lane: Lane) -> None:
-    """A delayed key costs less than 1 KiB, one that is done its place in a table at most."""
+    """A delayed key costs less than 1 KiB; one that is done, at most its slot in a table."""
     keys = [key_of("site", f"k{number}") for number in range(10_000)]
     tracemalloc.start()
     try:
@@ -550,8 +548,8 @@ def test_memory_of_known_keys(queue: WorkQueue, lane: Lane) -> None:
 
 
 @pytest.mark.slow
-def test_wishes_moved_around_cost_no_memory(lane: Lane) -> None:
-    """Moving, raising and forgetting 100,000 times leaves no heap of old places behind."""
+def test_moved_entries_cost_no_memory(lane: Lane) -> None:
+    """Moving, raising and forgetting 100,000 times leaves no stale slots or heap items behind."""
     tracemalloc.start()
     try:
         for number in range(100_000):
