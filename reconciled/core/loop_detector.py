@@ -94,11 +94,6 @@ class LoopDetector:
         """How many keys have any state here."""
         return len(self._histories)
 
-    @property
-    def looping(self) -> tuple[Key, ...]:
-        """The keys with an open episode, for status."""
-        return tuple(key for key, history in self._histories.items() if history.backoff)
-
     def record_run(self, key: Key, now: float, facts: RunFacts) -> LoopVerdict:
         """Record a run of *key* that ended at *now*. The backoff is for the lane's done()."""
         history = self._histories.get(key)

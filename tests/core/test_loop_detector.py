@@ -25,7 +25,6 @@ def test_a_loop_is_reported_once(ran: RunFacts) -> None:
     verdicts = [detector.record_run(KEY, turn * 2.0, ran) for turn in range(25)]
     assert [index for index, verdict in enumerate(verdicts) if verdict.notice] == [19]
     assert verdicts[19].notice == LoopBegan(KEY, 20, 38.0)
-    assert detector.looping == (KEY,)
 
 
 def test_backoff_doubles_up_to_half_a_window() -> None:
