@@ -235,7 +235,7 @@ def _legal(interrupted: Interrupted, facts: Facts, decision: Decision) -> Decisi
         )
     if isinstance(decision, RollBack):
         if interrupted.undoes:
-            return Hold("it undoes another operation and cannot itself be rolled back", evidence)
+            return Hold("it undoes another operation; an undo cannot be undone itself", evidence)
         if not facts.can_undo:
             return Hold("it cannot be rolled back: its reconciler cannot undo it", evidence)
     return decision

@@ -126,7 +126,9 @@ async def test_a_once_step_is_durable_before_it_starts_and_when_it_is_done(
         await operations.record_step_done(record.id, "b", "once", 7)
         assert made.store.commits == 3
         assert made.same()
-        with pytest.raises(OnceStepStarted, match="its step b"):
+        with pytest.raises(
+            OnceStepStarted, match="from its first step: step b, which must run only once"
+        ):
             await operations.reset_steps(record.id)
 
 
