@@ -162,14 +162,14 @@ def start_supervised(
         fence_unsynced(supervision.directory, supervision.assignment.attempt)
     except OSError as error:
         raise _record_failed(supervision.directory, error) from error
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon_end, parent_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.ExitStack() as failing:
-        failing.callback(ours.close)
+        failing.callback(daemon_end.close)
         source = os.memfd_create("order", os.MFD_CLOEXEC)
-        with theirs, os.fdopen(source, "r+b") as file:
+        with parent_end, os.fdopen(source, "r+b") as file:
             file.write(_CODE + launch_request)
             file.seek(0)
-            pair = (source, theirs.fileno())
+            pair = (source, parent_end.fileno())
             # The last argument is for people who read the process list.
             words = (*map(str, pair), f"over operation {supervision.directory.name}")
             popen = run_parent([sys.executable, "-I", "-S", "-E", "-c", _BOOT, *words], pair)
@@ -177,22 +177,22 @@ def start_supervised(
         failing.callback(parents.discard, popen.pid)
         # The socket is closed first: the small parent then exits without executing the program.
         failing.callback(popen.wait)
-        failing.callback(ours.close)
-        pid, started = map(int, _receive(ours, b"P", supervision.directory))
+        failing.callback(daemon_end.close)
+        pid, started = map(int, _receive(daemon_end, b"P", supervision.directory))
         pidfd = os.pidfd_open(pid)  # the fork waits for the approval, or for the end of the socket
         failing.callback(os.close, pidfd)
         with contextlib.suppress(OSError):  # it has ended: the next receive shows that
-            ours.send(b"g")
-        why = int(next(_receive(ours, b"S", supervision.directory), 0))
+            daemon_end.send(b"g")
+        why = int(next(_receive(daemon_end, b"S", supervision.directory), 0))
         if why:
             raise OSError(why, os.strerror(why))
         failing.pop_all()
-        return SupervisedHandle(pid, started, supervision, popen, pidfd, ours)
+        return SupervisedHandle(pid, started, supervision, popen, pidfd, daemon_end)
 
 
-def _receive(ours: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
+def _receive(daemon_end: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
     """The numbers in the small parent's message *wanted*."""
-    message = ours.recv(_MESSAGE)
+    message = daemon_end.recv(_MESSAGE)
     kind, *numbers = message.split() or [b""]
     if kind == b"X":
         raise _record_failed(directory, OSError(int(numbers[0]), os.strerror(int(numbers[0]))))

@@ -170,8 +170,12 @@ class SurvivorReaper:
             target.deadline = time.monotonic() + KILL_TIMEOUT
         elif not target.given_up:
             target.given_up = True
-            why = "did not end after SIGKILL" if target.last_signal else "cannot be signalled"
-            self.log(f"{target.name} {why} and was left running: find out what blocks it")
+            pid = "" if survivor is None else f" (pid {survivor.record.program.pid})"
+            if target.last_signal:
+                why = "did not end after SIGKILL: check the device or file system that it uses"
+            else:
+                why = "could not be signalled: end it by hand"
+            self.log(f"{target.name}{pid} {why}")
 
     def _send(self, target: ReapTarget, number: signal.Signals, timeout: float) -> None:
         target.deadline = time.monotonic() + timeout

@@ -26,6 +26,7 @@ from reconciled.programs.cgroup import members_of
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import ChildRecord, read_child, read_end
 from reconciled.programs.survivor_reaper import SurvivorReaper
+from reconciled.programs.survivors import Survivor
 from reconciled.runtime.daemon.startup import end_leftovers
 from reconciled.service.notify import Notifier
 
@@ -168,6 +169,28 @@ def test_end_is_recorded_for_a_killed_parent(state: Path) -> None:
     end = read_end(directory)
     assert end is not None
     assert (end.signal, end.by) == (signal.SIGTERM, "reap")
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (True, "did not end after SIGKILL: check the device or file system that it uses"),
+        (False, "could not be signalled: end it by hand"),
+    ],
+)
+def test_program_that_cannot_be_ended_is_named(
+    state: Path, monkeypatch: pytest.MonkeyPatch, *, sent: bool, why: str
+) -> None:
+    """A program that survives each measure is named with its pid and the reason."""
+    directory = left_behind(state, ENDS_ON_GO)
+    monkeypatch.setattr(survivor_reaper, "KILL_TIMEOUT", 0.1)
+    monkeypatch.setattr(Survivor, "signal", lambda *_: sent)
+    monkeypatch.setattr(Survivor, "kill_parent", lambda _: None)
+    lines: list[str] = []
+    SurvivorReaper(600, 0.1, lines.append).reap(state / "operations")
+    pid = child_of(directory).program.pid
+    assert lines[-1] == f"apply of operation {ID} (pid {pid}) {why}"
+    assert alive(pid)
 
 
 def test_damaged_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,8 +241,8 @@ def test_no_write_ever_lands_outside(
         (root).mkdir()
         for name in ("a", "b", "c"):
             (outside / name).mkdir(parents=True)
-        for place, kind, target in entries:
-            make_entry(root, outside, place, kind, target)
+        for parts, kind, target in entries:
+            make_entry(root, outside, parts, kind, target)
         before = listing(base, root)
         landed = 0
         for path in paths:
@@ -253,9 +253,9 @@ def test_no_write_ever_lands_outside(
         assert (landed > 0) == (len(found) > 0)
 
 
-def make_entry(root: Path, outside: Path, place: list[str], kind: str, target: list[str]) -> None:
+def make_entry(root: Path, outside: Path, parts: list[str], kind: str, target: list[str]) -> None:
     """Make one entry of the random tree, unless its path is taken."""
-    path = root.joinpath(*place)
+    path = root.joinpath(*parts)
     try:
         if not path.parent.resolve().is_relative_to(root) or path.is_symlink():
             return

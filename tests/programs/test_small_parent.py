@@ -354,17 +354,17 @@ def test_daemon_killed_before_its_approval(tmp_path: Path, op_dir: Path) -> None
     request = supervision.encode_launch_request(
         Supervision(op_dir, assignment), launch.arguments, launch.environment, None
     )
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon_end, parent_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source = os.memfd_create("request")
     os.write(source, request)
     os.lseek(source, 0, os.SEEK_SET)
-    numbers = (source, theirs.fileno())
+    numbers = (source, parent_end.fileno())
     command = [sys.executable, "-I", "-S", "-E", small_parent.__file__, *map(str, numbers)]
     process = subprocess.Popen(command, pass_fds=numbers)
-    theirs.close()
+    parent_end.close()
     os.close(source)
-    assert ours.recv(64).startswith(b"P ")
-    ours.close()
+    assert daemon_end.recv(64).startswith(b"P ")
+    daemon_end.close()
     assert process.wait(10) == 1
     assert child_of(op_dir).assignment == assignment
     assert read_end(op_dir) is None

@@ -213,8 +213,8 @@ async def test_check_gets_no_operation(tmp_path: Path) -> None:
     spec = Exec(check=script(tmp_path, "check", "env | grep ^RECONCILED > env"), apply=["true"])
     _, request = ask(tmp_path, spec)
     await ExecReconciler().reconcile(request)
-    told = sorted((tmp_path / "env").read_text().splitlines())
-    assert told == ["RECONCILED_ACTION=check", "RECONCILED_KEY=site/x"]
+    environment = sorted((tmp_path / "env").read_text().splitlines())
+    assert environment == ["RECONCILED_ACTION=check", "RECONCILED_KEY=site/x"]
 
 
 async def test_directory(tmp_path: Path) -> None:
@@ -389,9 +389,12 @@ async def test_without_a_check_nothing_can_be_observed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "told"), [("exit 0", "0"), ("exit 1", "1"), ("exit 9", "unknown"), (None, "unknown")]
+    ("check", "observed"),
+    [("exit 0", "0"), ("exit 1", "1"), ("exit 9", "unknown"), (None, "unknown")],
 )
-async def test_recover_gets_the_observation(tmp_path: Path, check: str | None, told: str) -> None:
+async def test_recover_gets_the_observation(
+    tmp_path: Path, check: str | None, observed: str
+) -> None:
     """The program recover always runs in the operation and gets the result of check."""
     env = "env | grep -e ^RECONCILED > env; cat > spec"
     spec = Exec(
@@ -412,7 +415,7 @@ async def test_recover_gets_the_observation(tmp_path: Path, check: str | None, t
         "RECONCILED_EPOCH=7",
         f"RECONCILED_HANDLE=2:{left.directory}",
         "RECONCILED_KEY=site/x",
-        f"RECONCILED_OBSERVED={told}",
+        f"RECONCILED_OBSERVED={observed}",
         "RECONCILED_OPERATION=op-9",
         "RECONCILED_STEP=half",
     ]
@@ -545,9 +548,9 @@ async def test_rollback(tmp_path: Path) -> None:
     undoing = UndoingOperation("rollback", tmp_path / "op-10", "op-10")
     fake, request = ask(tmp_path, spec, interrupted=undoing)
     await ExecReconciler().undo(request, Step("apply", StepKind.IDEMPOTENT, done=True))
-    told = (tmp_path / "env").read_text().splitlines()
+    environment = (tmp_path / "env").read_text().splitlines()
     for line in ("ACTION=rollback", "UNDOES=op-9", "OPERATION=op-10"):
-        assert f"RECONCILED_{line}" in told
+        assert f"RECONCILED_{line}" in environment
     assert fake.operations[0].budgets == [5]
 
 
@@ -612,17 +615,17 @@ WITH_SECRET: dict[str, str | Secret] = {"TOKEN": Secret("api-token"), "PLAIN": "
 @pytest.mark.usefixtures("credentials")
 async def test_program_gets_the_secret(tmp_path: Path) -> None:
     """A secret in ``environment`` is a variable of each program, without the final newline."""
-    told = 'printf "%s|" "$TOKEN" "$PLAIN" >> told'
+    record = 'printf "%s|" "$TOKEN" "$PLAIN" >> seen'
     spec = Exec(
-        check=script(tmp_path, "check", f"{told}\ntest -e done || exit 1"),
-        apply=script(tmp_path, "apply", f"{told}\ncat > done\nenv > environment"),
+        check=script(tmp_path, "check", f"{record}\ntest -e done || exit 1"),
+        apply=script(tmp_path, "apply", f"{record}\ncat > done\nenv > environment"),
         environment=WITH_SECRET,
     )
     raw = {"environment": {"TOKEN": {"credential": "api-token"}}}
     _, request = ask(tmp_path, spec, raw_spec=raw)
     result = await ExecReconciler().reconcile(request)
     assert result.outcome is Outcome.DONE
-    assert (tmp_path / "told").read_text() == "tok-Q7x9|text|" * 3
+    assert (tmp_path / "seen").read_text() == "tok-Q7x9|text|" * 3
     # Standard input holds the reference, as everywhere else.
     assert json.loads((tmp_path / "done").read_text()) == raw
     assert "CREDENTIALS_DIRECTORY" not in (tmp_path / "environment").read_text()
@@ -630,12 +633,12 @@ async def test_program_gets_the_secret(tmp_path: Path) -> None:
 
 async def test_secret_is_read_at_each_start(tmp_path: Path, credentials: Path) -> None:
     """A secret is read at each start of a program, not when the manifest is read."""
-    spec = Exec(apply=script(tmp_path, "apply", 'echo "$TOKEN" >> told'), environment=WITH_SECRET)
+    spec = Exec(apply=script(tmp_path, "apply", 'echo "$TOKEN" >> seen'), environment=WITH_SECRET)
     for token in ("first", "second"):
         (credentials / "api-token").write_text(token)
         _, request = ask(tmp_path, spec)
         await ExecReconciler().reconcile(request)
-    assert (tmp_path / "told").read_text() == "first\nsecond\n"
+    assert (tmp_path / "seen").read_text() == "first\nsecond\n"
 
 
 @pytest.mark.usefixtures("credentials")
