@@ -22,7 +22,7 @@ NAMED = {
     "TimeoutStopSec": "below the stop budget of 23s",
     "KillMode": "a stop kills helm",
     "WatchdogSec": "lasts for ever",
-    "NotifyAccess": "hears neither",
+    "NotifyAccess": "the manager ignores the daemon's notifications",
     "OOMPolicy": "the whole service is stopped",
     "InhibitDelayMaxSec": "below stop.drain (8s)",
 }
@@ -151,7 +151,7 @@ def test_what_is_in_the_way_of_files_and_sockets_is_named(service: Service) -> N
         (container.root / place.lstrip("/") / "50-test.conf").unlink()
         (container.root / place.lstrip("/")).rmdir()
         container.run("systemctl", "daemon-reload")
-    motd, home = [each for each in data["warnings"] if "cannot be written" in each]
+    motd, home = [each for each in data["warnings"] if "from writing" in each]
     assert "ProtectSystem=strict prevents reconciled.service from writing /etc/motd" in motd
     assert "add ReadWritePaths=/etc in a drop-in" in motd
     assert "ProtectHome=yes prevents reconciled.service from writing /root/y" in home
