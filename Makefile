@@ -11,19 +11,19 @@
 #   make lint        ruff, mypy, flake8
 #   make bench       each program in bench/, one after the other
 #   make lock        write requirements/*.txt anew, with the newest versions
-#   make clean       remove what make made
+#   make clean       remove everything that make created
 #
 #   sudo make install-service      the daemon as a service of this machine; again for an upgrade
-#   sudo make uninstall-service    takes it away; state and configuration stay
+#   sudo make uninstall-service    removes it; state and configuration are kept
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(VENV)/run.stamp
 DEV := $(VENV)/dev.stamp
-# Only its exit code counts; the pip of a fresh environment talks about newer ones of itself.
+# Quiet, since the pip of a fresh environment mentions newer versions of itself.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# Not more than the two cores that any machine has: tests with real processes measure wall time.
+# No more workers than the two cores that any machine has: tests with real processes use wall time.
 # Chains of kills take a minute each: a worker without tests left takes some of the other one's.
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 LINTED := reconciled config tests bench
@@ -64,7 +64,7 @@ stress: $(DEV)
 test-pythons:
 	@MAKE='$(MAKE)' tests/pythons $(or $(TARGET),test-fast) $(PYTHONS)
 
-# What is given on the command line (KILL, KILL_SEED, CUT_SEED) is in the environment of the tests.
+# KILL, KILL_SEED and CUT_SEED of the command line are in the environment of the tests.
 kills: $(DEV)
 	$(PYTEST) tests/kills $(if $(KILL)$(KILL_SEED),-k 'killed_at',$(if $(CUT_SEED),-k power_cut))
 
