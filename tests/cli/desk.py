@@ -60,7 +60,7 @@ class NeedsOptions(NoPlan):
 
 
 @attrs.frozen
-class Said:
+class VerbResult:
     """The exit code and output of a verb."""
 
     code: int
@@ -136,7 +136,7 @@ class Desk:
 
         trio.run(record)
 
-    def say(self, *arguments: str) -> Said:
+    def say(self, *arguments: str) -> VerbResult:
         """Run a verb; the root is shown as ``@`` in its output."""
         self.capfd.readouterr()
         try:
@@ -144,7 +144,7 @@ class Desk:
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
         out, err = self.capfd.readouterr()
-        return Said(code, out.replace(str(self.root), "@"), err.replace(str(self.root), "@"))
+        return VerbResult(code, out.replace(str(self.root), "@"), err.replace(str(self.root), "@"))
 
     def tree(self) -> dict[str, Any]:
         """Every file below state, with its content and time."""

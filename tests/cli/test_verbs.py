@@ -38,27 +38,27 @@ from reconciled.journal.state_lock import StateLock
 )
 def test_wrong_usage_has_its_code(desk: Desk, arguments: tuple[str, ...], code: int) -> None:
     """Wrong usage is 2, for run 78 (its unit does not restart on that); help and version are 0."""
-    said = desk.say(*arguments)
-    assert said.code == code
-    assert said.out if code == 0 else "error:" in said.err
+    result = desk.say(*arguments)
+    assert result.code == code
+    assert result.out if code == 0 else "error:" in result.err
 
 
 @pytest.mark.parametrize("verb", ["status", "get", "describe", "queue", "tasks"])
 def test_a_verb_that_is_not_built_says_so(desk: Desk, verb: str) -> None:
     """A verb that is not built yet reports that, with 69, whatever its arguments."""
     for arguments in ((verb,), (verb, "c/a", "--json")):
-        said = desk.say(*arguments)
-        assert said.code == 69
-        assert f"reconciled {verb}: not built yet in this version" in said.err
-        assert said.out == ""
+        result = desk.say(*arguments)
+        assert result.code == 69
+        assert f"reconciled {verb}: not built yet in this version" in result.err
+        assert result.out == ""
 
 
 @pytest.mark.parametrize("verb", ["check", "plan", "budget", "allow"])
 def test_a_missing_configuration_is_invalid(desk: Desk, verb: str) -> None:
     """Every verb that reads the configuration exits with 78 and names the missing file."""
-    said = desk.say(verb, *(["c"] if verb == "allow" else []))
-    assert said.code == 78
-    assert said.lines[0] == "@/r.yaml:1:1: cannot be read: No such file or directory"
+    result = desk.say(verb, *(["c"] if verb == "allow" else []))
+    assert result.code == 78
+    assert result.lines[0] == "@/r.yaml:1:1: cannot be read: No such file or directory"
 
 
 @pytest.mark.processes
@@ -81,9 +81,9 @@ def test_check_of_a_valid_configuration(desk: Desk) -> None:
     """Check prints all grades, the number of resources and the stop budget, and no errors."""
     desk.configure()
     desk.declare("a", text="x", seconds=20)
-    said = desk.say("check")
-    assert said.code == 0
-    assert said.lines == [
+    result = desk.say("check")
+    assert result.code == 0
+    assert result.lines == [
         "syntax       ok",
         "schema       ok",
         "plugins      ok",
@@ -159,10 +159,10 @@ def test_check_of_an_invalid_configuration(desk: Desk, grade: str) -> None:
     text, problems, grades = WRONG[grade]
     desk.write("plugins/broken.py", "1/0", mode=0o644)
     desk.write("r.yaml", text)
-    said = desk.say("check")
-    assert said.code == 78
-    assert said.err.splitlines() == problems
-    assert said.out.endswith("@/r.yaml is not valid.\n")
+    result = desk.say("check")
+    assert result.code == 78
+    assert result.err.splitlines() == problems
+    assert result.out.endswith("@/r.yaml is not valid.\n")
     in_json = desk.say("check", "--json")
     assert in_json.code == 78
     assert in_json.data["valid"] is False
@@ -181,9 +181,9 @@ def test_check_of_manifests(desk: Desk) -> None:
     desk.declare("long", seconds=600)
     desk.declare("other", kind="Other")
     desk.declare("typo", txt="x")
-    said = desk.say("check")
-    assert said.code == 78
-    assert said.err.splitlines() == [
+    result = desk.say("check")
+    assert result.code == 78
+    assert result.err.splitlines() == [
         "@/m/bad.yaml:2:1: did not find expected node content",
         (
             "@/m/long.yaml:1:56: spec: the critical budget 10m exceeds stop.critical (5m):"
@@ -192,7 +192,7 @@ def test_check_of_manifests(desk: Desk) -> None:
         "@/m/other.yaml:1:1: no controller takes kind Other: write one of Note",
         "@/m/typo.yaml:1:57: unknown key txt: did you mean text?",
     ]
-    assert "manifests    4 problems" in said.lines
+    assert "manifests    4 problems" in result.lines
 
 
 def test_check_warns(desk: Desk) -> None:
@@ -200,9 +200,9 @@ def test_check_warns(desk: Desk) -> None:
     desk.apply(*(f"c/k{number}" for number in range(6)), "gone/a")
     desk.configure(head="http: {listen: '127.0.0.1:9464'}\n")
     desk.declare("x")
-    said = desk.say("check")
-    assert said.code == 0
-    warnings = said.err.splitlines()
+    result = desk.say("check")
+    assert result.code == 0
+    warnings = result.err.splitlines()
     assert len(warnings) == 3
     assert all(line.endswith("(warning)") for line in warnings)
     assert "http serves /livez and /readyz in this version" in warnings[0]
@@ -211,7 +211,7 @@ def test_check_warns(desk: Desk) -> None:
         in warnings[1]
     )
     assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[2]
-    assert said.lines[-1] == "@/r.yaml is valid."
+    assert result.lines[-1] == "@/r.yaml is valid."
     strict = desk.say("check", "--strict", "--json")
     assert strict.code == 78
     assert strict.data["valid"] is False
@@ -235,8 +235,8 @@ def test_plan_without_changes(desk: Desk) -> None:
     desk.configure()
     assert desk.say("plan").code == 0
     desk.declare("a", text="same")
-    said = desk.say("plan")
-    assert (said.code, said.lines) == (0, ["1 key: 0 to change, 1 as desired."])
+    result = desk.say("plan")
+    assert (result.code, result.lines) == (0, ["1 key: 0 to change, 1 as desired."])
 
 
 def test_plan_with_changes(desk: Desk) -> None:
@@ -244,9 +244,9 @@ def test_plan_with_changes(desk: Desk) -> None:
     desk.configure()
     desk.declare("b", text="x")
     desk.declare("a", text="same")
-    said = desk.say("plan")
-    assert said.code == 1
-    assert said.lines == [
+    result = desk.say("plan")
+    assert result.code == 1
+    assert result.lines == [
         "~ c/b: write /etc/note",
         "    - old",
         "    + x",
@@ -268,11 +268,11 @@ def test_plan_of_some_keys(desk: Desk) -> None:
     desk.configure()
     desk.declare("a", text="x")
     desk.declare("b", text="y")
-    said = desk.say("plan", "c/a")
-    assert (said.code, said.lines[-1]) == (1, "1 key: 1 to change, 0 as desired.")
-    said = desk.say("plan", "c/a", "c/zz")
-    assert said.code == 70
-    assert said.err == "c/zz: is neither declared nor applied\n"
+    result = desk.say("plan", "c/a")
+    assert (result.code, result.lines[-1]) == (1, "1 key: 1 to change, 0 as desired.")
+    result = desk.say("plan", "c/a", "c/zz")
+    assert result.code == 70
+    assert result.err == "c/zz: is neither declared nor applied\n"
 
 
 @pytest.mark.parametrize(
@@ -290,12 +290,12 @@ def test_plan_of_a_fault(desk: Desk, text: str, reason: str) -> None:
     desk.configure()
     desk.declare("a", text=text)
     desk.declare("b", text="x")
-    said = desk.say("plan")
-    assert said.code == 70
-    assert said.lines[0].startswith("? c/a: cannot be planned: ")
-    assert reason in said.lines[0]
-    assert "~ c/b: write /etc/note" in said.lines
-    assert "Traceback" not in said.out + said.err
+    result = desk.say("plan")
+    assert result.code == 70
+    assert result.lines[0].startswith("? c/a: cannot be planned: ")
+    assert reason in result.lines[0]
+    assert "~ c/b: write /etc/note" in result.lines
+    assert "Traceback" not in result.out + result.err
 
 
 def test_plan_of_a_reconciler_without_plan(desk: Desk) -> None:
@@ -304,9 +304,9 @@ def test_plan_of_a_reconciler_without_plan(desk: Desk) -> None:
     desk.declare("a", text="x")
     desk.declare("b", text="y")
     desk.apply("c/a", text="x")
-    said = desk.say("plan")
-    assert said.code == 1
-    assert said.lines == [
+    result = desk.say("plan")
+    assert result.code == 1
+    assert result.lines == [
         "? c/a: unknown: its reconciler has no plan()",
         "? c/b: unknown: its reconciler has no plan()",
         "~ c/b: reconcile Note",
@@ -321,12 +321,12 @@ def test_plan_of_removals(desk: Desk) -> None:
     desk.declare("a", text="same")
     desk.apply("c/a", text="same")
     desk.apply("c/b", text="old")
-    said = desk.say("plan")
-    assert said.code == 1
-    assert "~ c/b: remove Note" in said.lines
+    result = desk.say("plan")
+    assert result.code == 1
+    assert "~ c/b: remove Note" in result.lines
     desk.apply(*(f"c/k{number}" for number in range(6)), text="old")
-    said = desk.say("plan")
-    assert "~ c/k0: remove Note (held until `reconciled allow c`)" in said.lines
+    result = desk.say("plan")
+    assert "~ c/k0: remove Note (held until `reconciled allow c`)" in result.lines
 
 
 async def leave_operations(state: Path) -> None:
@@ -348,10 +348,10 @@ def test_plan_marks_open_operations(desk: Desk) -> None:
     for name in "ab":
         desk.declare(name, text="x")
     trio.run(leave_operations, desk.state)
-    said = desk.say("plan")
+    result = desk.say("plan")
     (opened, held) = (each["operation"] for each in desk.say("plan", "--json").data)
-    assert said.code == 0
-    assert said.lines == [
+    assert result.code == 0
+    assert result.lines == [
         f"! c/a: operation write ({opened['id']}) is open: it is recovered first",
         (
             f"! c/b: operation write ({held['id']}) is held: a step has no result;"
@@ -367,18 +367,18 @@ def test_c10_plan_of_an_unreadable_source(desk: Desk) -> None:
     desk.configure()
     desk.apply("c/a", text="x")
     (desk.root / "m").rmdir()
-    said = desk.say("plan")
-    assert said.code == 70
-    assert said.err == "directory @/m cannot be read: @/m is missing\n"
-    assert said.out == "0 keys: 0 to change, 0 as desired.\n"
+    result = desk.say("plan")
+    assert result.code == 70
+    assert result.err == "directory @/m cannot be read: @/m is missing\n"
+    assert result.out == "0 keys: 0 to change, 0 as desired.\n"
 
 
 def test_plan_of_an_invalid_configuration(desk: Desk) -> None:
     """An unknown reconciler is 78, as at the start of the daemon."""
     desk.configure("  c: {reconciler: 'mine:Nooter', watch: [{directory: m}]}\n")
-    said = desk.say("plan")
-    assert said.code == 78
-    assert "did you mean Noter?" in said.err
+    result = desk.say("plan")
+    assert result.code == 78
+    assert "did you mean Noter?" in result.err
 
 
 def test_r7_plan_beside_a_daemon_writes_nothing(desk: Desk) -> None:
@@ -389,8 +389,8 @@ def test_r7_plan_beside_a_daemon_writes_nothing(desk: Desk) -> None:
     desk.apply("c/a", text="x")
     lock = StateLock.acquire(desk.state)
     before = desk.tree()
-    said = desk.say("plan")
-    assert (said.code, said.lines[-1]) == (1, "2 keys: 1 to change, 1 as desired.")
+    result = desk.say("plan")
+    assert (result.code, result.lines[-1]) == (1, "2 keys: 1 to change, 1 as desired.")
     assert desk.say("check").code == 0
     assert desk.tree() == before
     lock.release()
@@ -410,10 +410,10 @@ def test_plan_of_a_store_that_cannot_be_read(desk: Desk) -> None:
     desk.apply("c/a", text="x")
     for file in (desk.state / "store").iterdir():
         file.write_bytes(b"no database" * 1000)
-    said = desk.say("plan")
-    assert said.code == 70
-    assert said.err.startswith("reconciled plan: ")
-    assert "Traceback" not in said.err
+    result = desk.say("plan")
+    assert result.code == 70
+    assert result.err.startswith("reconciled plan: ")
+    assert "Traceback" not in result.err
 
 
 # -- budget ---------------------------------------------------------------------------------------
@@ -424,9 +424,9 @@ def test_budget_that_fits(desk: Desk) -> None:
     desk.configure(head="stop: {drain: 10s, critical: 2m, cleanup: 4s}\n")
     for number in range(12):
         desk.declare(f"k{number}", seconds=number)
-    said = desk.say("budget")
-    assert said.code == 0
-    numbers = [" ".join(line.split()[:-1]) for line in said.lines[:5]]
+    result = desk.say("budget")
+    assert result.code == 0
+    numbers = [" ".join(line.split()[:-1]) for line in result.lines[:5]]
     assert [line.split()[0] for line in numbers] == [
         "drain",
         "critical",
@@ -434,10 +434,10 @@ def test_budget_that_fits(desk: Desk) -> None:
         "last",
         "budget",
     ]
-    assert said.lines[4].split()[:2] == ["budget", "2m7s"]
-    assert said.lines[8].split() == ["11s", "c/k11"]
-    assert said.lines[18] == "  … and 1 more"
-    assert "With these budgets a stop needs at most 18s." in said.lines
+    assert result.lines[4].split()[:2] == ["budget", "2m7s"]
+    assert result.lines[8].split() == ["11s", "c/k11"]
+    assert result.lines[18] == "  … and 1 more"
+    assert "With these budgets a stop needs at most 18s." in result.lines
     data = desk.say("budget", "--json").data
     assert (data["drain_s"], data["critical_s"], data["budget_s"]) == (10, 120, 127)
     assert data["declared"][0] == {"key": "c/k11", "budget_s": 11.0}
@@ -447,18 +447,18 @@ def test_budget_that_does_not_fit(desk: Desk) -> None:
     """A manifest that declares more than stop.critical is named, and the code is 1."""
     desk.configure()
     desk.declare("long", seconds=600)
-    said = desk.say("budget")
-    assert said.code == 1
-    assert said.err == "c/long declares 10m: longer than stop.critical (5m)\n"
-    assert "With these budgets a stop needs at most 5m8s." in said.lines
+    result = desk.say("budget")
+    assert result.code == 1
+    assert result.err == "c/long declares 10m: longer than stop.critical (5m)\n"
+    assert "With these budgets a stop needs at most 5m8s." in result.lines
 
 
 def test_budget_without_declarations(desk: Desk) -> None:
     """Budget reports that no budget is declared; an invalid configuration is 78."""
     desk.configure()
-    said = desk.say("budget")
-    assert said.code == 0
-    assert "No manifest declares a critical budget." in said.lines
+    result = desk.say("budget")
+    assert result.code == 0
+    assert "No manifest declares a critical budget." in result.lines
     desk.configure("  c: {reconciler: 'mine:Nooter', watch: [{directory: m}]}\n")
     assert desk.say("budget").code == 78
 
@@ -471,8 +471,8 @@ def test_allow_when_nothing_is_held(desk: Desk) -> None:
     desk.configure()
     assert desk.say("allow", "c").lines == ["No removals of c are held."]
     assert desk.say("allow", "c").code == 4
-    said = desk.say("allow", "d")
-    assert (said.code, said.err) == (
+    result = desk.say("allow", "d")
+    assert (result.code, result.err) == (
         4,
         "reconciled allow: controller d is not configured; configured are: c\n",
     )
@@ -491,11 +491,11 @@ def test_allow_approves_exactly_what_is_shown(desk: Desk) -> None:
     text = approval.read_text().replace("{", '{"owned": 30, ', 1)
     approval.rename(desk.state / "removals" / "c.held").write_text(text)
     assert read_pending(desk.state, "c") == held
-    said = desk.say("allow", "c")
-    assert said.code == 0
-    assert said.lines[0] == "Approved, once: the removal of 25 of 30 keys of c."
-    assert said.lines[1:21] == [f"  c/k{number}" for number in range(20)]
-    assert said.lines[21] == "  … and 5 more"
+    result = desk.say("allow", "c")
+    assert result.code == 0
+    assert result.lines[0] == "Approved, once: the removal of 25 of 30 keys of c."
+    assert result.lines[1:21] == [f"  c/k{number}" for number in range(20)]
+    assert result.lines[21] == "  … and 5 more"
     assert approval.read_text() == '{"keys": [' + ", ".join(f'"{k}"' for k in held.keys) + "]}"
     assert approval.stat().st_mode & 0o777 == 0o600
 
@@ -506,7 +506,7 @@ def test_allow_of_a_damaged_record(desk: Desk, content: str) -> None:
     desk.configure()
     (desk.state / "removals").mkdir(parents=True)
     desk.write("state/removals/c.held", content)
-    said = desk.say("allow", "c")
-    assert said.code == 1
-    assert said.err.startswith("reconciled allow: ")
+    result = desk.say("allow", "c")
+    assert result.code == 1
+    assert result.err.startswith("reconciled allow: ")
     assert not (desk.state / "removals" / "c.allow").exists()
