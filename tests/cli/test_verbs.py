@@ -146,8 +146,8 @@ WRONG = {
         {"plugins": "ok", "references": "3 problems", "manifests": "ok, 0 resources"},
     ),
     "a missing directory": (
-        "state: x\nplugins: {directories: [plugins]}\n" + CONTROLLER.replace("m}", "gone}"),
-        ["@/r.yaml:4:3: directory @/gone cannot be read: @/gone is missing"],
+        "state: x\nplugins: {directories: [plugins]}\n" + CONTROLLER.replace("m}", "missing}"),
+        ["@/r.yaml:4:3: directory @/missing cannot be read: @/missing is missing"],
         {"references": "ok", "manifests": "1 problem"},
     ),
 }
@@ -197,7 +197,7 @@ def test_check_of_manifests(desk: Desk) -> None:
 
 def test_check_warns(desk: Desk) -> None:
     """Settings without effect, keys left behind and removals to be held are warnings."""
-    desk.apply(*(f"c/k{number}" for number in range(6)), "gone/a")
+    desk.apply(*(f"c/k{number}" for number in range(6)), "old/a")
     desk.configure(head="http: {listen: '127.0.0.1:9464'}\n")
     desk.declare("x")
     result = desk.say("check")
@@ -207,7 +207,7 @@ def test_check_warns(desk: Desk) -> None:
     assert all(line.endswith("(warning)") for line in warnings)
     assert "http serves /livez and /readyz in this version" in warnings[0]
     assert (
-        "controller gone is not configured any more; what it applied is left as is (1 key)"
+        "controller old is not configured any more; what it applied is left as is (1 key)"
         in warnings[1]
     )
     assert "the removal of 6 of 7 keys would be held until `reconciled allow c`" in warnings[2]

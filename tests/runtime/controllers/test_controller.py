@@ -233,9 +233,7 @@ async def test_c08_a_key_deleted_while_down_is_removed_with_its_last_spec(
         assert script.removals == []
 
 
-async def test_a_removal_that_fails_is_tried_again(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_failed_removal_is_retried(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A failed removal backs off like a failed run, and its key is known until it succeeds."""
     script = RemovingReconciler()
     turns = 0
@@ -260,7 +258,7 @@ async def test_a_removal_that_fails_is_tried_again(
         assert runtime.references("a") == []
 
 
-async def test_a_key_that_returns_during_its_removal_runs_afterwards(
+async def test_a_key_declared_again_during_its_removal_runs_afterwards(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A key that is declared again during its removal runs after the removal has ended."""
@@ -368,7 +366,7 @@ async def test_the_stop_of_a_key_spares_its_critical_operation(
         assert runtime.references("a") == []
 
 
-async def test_a_run_that_ignores_the_stop_of_its_key_is_named(
+async def test_a_run_that_ignores_the_stop_of_its_key_is_logged(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A run that outlives its cancellation and cleanup is logged with its position in the code."""
@@ -576,7 +574,7 @@ async def test_the_backoff_of_a_failing_watcher_is_bounded(
     """The backoff doubles up to one minute."""
 
     async def fails(_: Any) -> None:
-        raise OSError("gone")
+        raise OSError("missing")
 
     bad = ScriptedSource("bad", starts=[fails] * 12)
     async with run_one_controller(tmp_path, ScriptedReconciler(), sources=[bad]):

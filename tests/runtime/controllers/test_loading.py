@@ -112,7 +112,7 @@ class Budgeted(ScriptedReconciler):
         ("x", "spec.value"),
     ],
 )
-def test_a_budget_is_judged_with_its_manifest(value: Any, message: str) -> None:
+def test_a_budget_is_checked_with_its_manifest(value: Any, message: str) -> None:
     """A budget above stop.critical, or a failing budget(), is a problem of its manifest alone."""
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(spec_reader(ready, lambda: 60.0))
@@ -125,7 +125,7 @@ def test_a_budget_is_judged_with_its_manifest(value: Any, message: str) -> None:
     assert [message in str(problem) for problem in problems] == [True] * bool(message)
 
 
-def test_kinds_of_others_are_not_judged() -> None:
+def test_other_kinds_are_not_checked() -> None:
     """Manifests of a kind that the controller does not take are not checked."""
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]
     parser = Parser(spec_reader(ready, lambda: 60.0))
@@ -150,7 +150,7 @@ def test_each_watch_has_its_watcher(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_limit_that_a_reload_changes_counts_at_once() -> None:
+async def test_a_changed_limit_counts_at_once() -> None:
     """The validator reads stop.critical at each call, since a reload may change it."""
     limit = 60.0
     ready: Any = LoadedController(config=None, plugin=plugin_of(Budgeted()), reconciler=Budgeted())  # type: ignore[arg-type]

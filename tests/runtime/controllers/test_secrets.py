@@ -121,11 +121,11 @@ async def test_check_of_secrets(
     assert check_secrets([]) == []
 
 
-def test_credentials_are_hidden_from_the_log(credentials: Path) -> None:
+def test_credentials_are_redacted_in_the_log(credentials: Path) -> None:
     """Every credential is redacted from the log, whichever code reads it."""
     redactor = Redactor()
     redact_credentials(redactor)
-    assert redactor.redact("it says tok-Q7x9") == f"it says {REDACTED}"
+    assert redactor.redact("it printed tok-Q7x9") == f"it printed {REDACTED}"
 
 
 @attrs.frozen
@@ -156,13 +156,13 @@ async def test_a_missing_secret_holds_an_interrupted_operation(
         assert runtime.context.operations.journal.find(identity) is not None
 
 
-@pytest.mark.parametrize("looks", [UNKNOWN, DIFFERENT])
+@pytest.mark.parametrize("observed", [UNKNOWN, DIFFERENT])
 async def test_a_decision_that_runs_nothing_needs_no_secret(
-    tmp_path: Path, autojump_clock: MockClock, credentials: Path, looks: object
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path, observed: object
 ) -> None:
     """A decision that runs nothing is carried out although the pinned secret is missing."""
     script = RecoveringReconciler()
-    script.observations, script.decision = [looks], Complete("its program has said so")
+    script.observations, script.decision = [observed], Complete("reported by its program")
     identity = await leave_open_operation(tmp_path)
     shutil.rmtree(credentials)
     async with run_restarted(tmp_path, script) as runtime:
@@ -192,12 +192,12 @@ async def test_an_operation_held_for_its_secret_can_be_resolved(
     script = RecoveringReconciler()
     script.observations, script.acts["a"] = [DIFFERENT], operation_act("one")
     identity = await leave_open_operation(tmp_path)
-    (credentials / "t").rename(credentials / "gone")
+    (credentials / "t").rename(credentials / "renamed")
     async with run_restarted(tmp_path, script) as runtime:
         runtime.controller.plugin = attrs.evolve(runtime.controller.plugin, spec_class=Secretive)
         await runtime.wait_all_blocked()
         assert hold_of(runtime)
-        (credentials / "gone").rename(credentials / "t")
+        (credentials / "renamed").rename(credentials / "t")
         await runtime.context.operations.journal.resolve(
             identity, Resolution.FORWARD, who="me", why="back"
         )
@@ -208,14 +208,14 @@ async def test_an_operation_held_for_its_secret_can_be_resolved(
 
 
 @pytest.mark.parametrize(
-    "word", [Hold("it said tok-Q7x9", "tok-Q7x9 was seen"), Complete("it said tok-Q7x9")]
+    "decision", [Hold("it printed tok-Q7x9", "tok-Q7x9 was seen"), Complete("it printed tok-Q7x9")]
 )
 async def test_secrets_are_redacted_in_the_journal(
-    tmp_path: Path, autojump_clock: MockClock, credentials: Path, word: Decision
+    tmp_path: Path, autojump_clock: MockClock, credentials: Path, decision: Decision
 ) -> None:
     """The journal keeps a plugin's reasons with secrets redacted."""
     script = RecoveringReconciler()
-    script.decision = word
+    script.decision = decision
     identity = await leave_open_operation(tmp_path)
     async with run_restarted(tmp_path, script) as runtime:
         redact_credentials(runtime.context.logs.redactor)

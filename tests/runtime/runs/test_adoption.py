@@ -97,7 +97,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Program]:
     return found
 
 
-async def test_its_key_waits_and_others_do_not(
+async def test_the_key_of_an_adopted_program_waits_and_others_run(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A key does not run while its program is alive, whatever the cause; its end queues the key."""
@@ -127,7 +127,7 @@ async def test_its_key_waits_and_others_do_not(
         check_consistent(runtime)
 
 
-async def test_it_holds_no_slot(
+async def test_an_adopted_program_holds_no_slot(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """An adopted program holds no concurrency slot: other keys run."""
@@ -141,7 +141,7 @@ async def test_it_holds_no_slot(
         assert runtime.context.queue.running == 0
 
 
-async def test_an_ordinary_one_is_ended_at_once(
+async def test_a_program_that_is_not_critical_is_ended_at_once(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A program that is not critical is ended at once; then its key is recovered."""
@@ -158,7 +158,7 @@ async def test_an_ordinary_one_is_ended_at_once(
         assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
-async def test_its_budget_is_what_was_left(
+async def test_an_adopted_program_has_the_rest_of_its_budget(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A critical program is ended when the rest of its budget is used up, and this is logged."""
@@ -175,7 +175,7 @@ async def test_its_budget_is_what_was_left(
         assert script.calls_for("a") == ["observe", "recover", "reconcile"]
 
 
-async def test_a_stop_counts_it_as_critical(
+async def test_a_stop_counts_an_adopted_program_as_critical(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A stop waits for an adopted program as for critical work, and ends with it."""
@@ -197,7 +197,7 @@ async def test_a_stop_counts_it_as_critical(
         assert program.closed == 1
 
 
-async def test_a_stop_cuts_what_outlasts_it(
+async def test_a_stop_cuts_an_adopted_program(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """In a stop an adopted program has the rest of its budget, at most stop.critical."""
@@ -215,7 +215,7 @@ async def test_a_stop_cuts_what_outlasts_it(
         assert runtime.stragglers == []
 
 
-async def test_it_is_adopted_once(
+async def test_a_program_is_adopted_once(
     tmp_path: Path, autojump_clock: MockClock, programs: dict[str, Program]
 ) -> None:
     """A second adopt(), as at a reload, starts no second wait for the same program."""
@@ -265,7 +265,7 @@ async def test_an_unkillable_program_blocks_recovery(
 
 @pytest.mark.parametrize("error", [RecordDamaged("it is no record"), OSError(5, "I/O")])
 @pytest.mark.parametrize("when", ["found", "ended"])
-async def test_a_damaged_record_harms_its_key_alone(
+async def test_a_damaged_record_affects_its_key_alone(
     tmp_path: Path,
     autojump_clock: MockClock,
     programs: dict[str, Program],
@@ -345,7 +345,9 @@ async def test_recover_gets_the_program_end(tmp_path: Path, autojump_clock: Mock
         assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
-async def test_another_boot_has_no_survivors(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_no_program_is_adopted_after_a_reboot(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """After a reboot no program is adopted, even if its pid is in use."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)

@@ -132,7 +132,7 @@ def killing(runtime: RecoveringReconciler) -> None:
     runtime.acts["a"] = act
 
 
-async def test_a_hold_by_the_cap_outlives_a_start(
+async def test_a_hold_by_the_cap_outlives_a_restart(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """Another start with the same spec does not lift a hold by the cap."""
@@ -174,7 +174,7 @@ async def test_a_changed_spec_lifts_a_hold_by_the_cap(
         assert (record.id, record.recoveries, record.hold) == (identity, 1, None)
 
 
-async def test_a_source_that_cannot_be_read_lifts_no_hold(
+async def test_an_unreadable_source_does_not_lift_a_hold(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An unreadable source does not lift a hold by the cap (invariant 11); a deleted spec does."""
@@ -210,7 +210,7 @@ async def test_changed_options_lift_a_hold_by_the_cap(
         assert await ending_of(runtime, identity) is Ending.COMPLETED
 
 
-async def test_a_hold_that_came_before_the_sources_is_lifted_too(
+async def test_a_hold_imposed_before_the_first_report_is_lifted_too(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A hold imposed before the sources were read takes their first report as its spec."""
@@ -246,7 +246,7 @@ async def test_other_holds_are_not_lifted(tmp_path: Path, autojump_clock: MockCl
 # -- operations left open while the daemon runs ----------------------------------
 
 
-async def test_an_error_before_any_step_closes_it(
+async def test_an_error_before_any_step_closes_the_operation(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An error before any step closes the operation as failed; the retry has a new id."""
@@ -268,7 +268,7 @@ async def test_an_error_before_any_step_closes_it(
 
 
 @pytest.mark.parametrize("step", ["one", "one:pure"])
-async def test_an_error_after_a_step_leaves_it_open(
+async def test_an_error_after_a_step_leaves_the_operation_open(
     tmp_path: Path, autojump_clock: MockClock, step: str
 ) -> None:
     """An error after a step leaves the operation open: same id, next attempt, ordinary backoff."""
@@ -290,7 +290,7 @@ async def test_an_error_after_a_step_leaves_it_open(
         check_consistent(runtime)
 
 
-async def test_an_error_in_a_once_step_leaves_it_open(
+async def test_an_error_in_a_once_step_leaves_the_operation_open(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An error in a ONCE step leaves the operation open, and the retry holds it."""

@@ -78,7 +78,7 @@ class Round:
     late: list[str] = attrs.field(factory=list)
     going: Counter[str] = attrs.field(factory=Counter)
     most: Counter[str] = attrs.field(factory=Counter)
-    host: RuntimeContext = attrs.field(init=False)
+    context: RuntimeContext = attrs.field(init=False)
 
     async def work(self, request: Request[Any]) -> Result:
         """A run of random length; the key's first part is its controller."""
@@ -104,7 +104,7 @@ class Round:
         script = ScriptedReconciler()
         script.acts = {f"k{number}": self.work for number in range(50)}
         config = self.config.controllers[name]
-        lane = self.host.queue.lane(name, config.concurrency, Backoff())
+        lane = self.context.queue.lane(name, config.concurrency, Backoff())
         desired = DesiredState(name, "Thing", ["x"], RemovalGuard(), set())
         desired.apply("x", Snapshot(tuple(map(thing, script.acts)), complete=True), 0.0)
         no_approvals: Any = None
@@ -116,7 +116,7 @@ class Round:
             desired,
             lane,
             Stop(name, LIMITS, parent=stop),
-            self.host,
+            self.context,
             no_approvals,
         )
 
@@ -136,8 +136,8 @@ class Round:
                 services=services,
                 rng=self.rng,
             )
-            self.host = assembly.context
-            stop = self.host.stop
+            self.context = assembly.context
+            stop = self.context.stop
             services.start_soon(stop.run_stages, lambda left: pytest.fail(f"left: {left}"))
             controllers = assembly.controllers
             controllers |= {name: self.controller(name, stop) for name in NAMES}
@@ -160,7 +160,7 @@ class Round:
                 self.signals.stop_requested_at = trio.current_time()
             name = self.rng.choice(NAMES)
             wanted = Key(f"{name}/k{self.rng.randrange(50)}")
-            lane = next(lane for lane in self.host.queue if lane.name == name)
+            lane = next(lane for lane in self.context.queue if lane.name == name)
             now = trio.current_time()
             if self.rng.random() < 0.1:
                 lane.add_at(wanted, now + self.rng.uniform(0, 0.3), now, "later")
@@ -170,7 +170,7 @@ class Round:
                 await trio.lowlevel.checkpoint()
             elif self.rng.random() < 0.02:
                 await trio.sleep(0.05)
-        self.host.stop.begin("SIGTERM")
+        self.context.stop.begin("SIGTERM")
 
 
 @pytest.fixture(name="config")
@@ -202,10 +202,10 @@ def test_c05_nothing_starts_after_the_instant(config: Config, batch: range) -> N
         except BaseException as error:  # noqa: ASYNC103 - outside of any loop
             pytest.fail(f"C05_SEED={seed}: {error!r} {getattr(error, 'exceptions', '')}")
         assert one_round.late == [], f"C05_SEED={seed}: started after the instant"
-        queue = one_round.host.queue
+        queue = one_round.context.queue
         assert queue.running == 0
         # Keys that were queued and not run are counted; the next start reads all of them again.
-        assert one_round.host.stop_recorder.not_served <= queue.unserved().waiting
+        assert one_round.context.stop_recorder.not_served <= queue.unserved().waiting
         refused = sum(lane.counters.refused for lane in queue)
         adds = sum(lane.counters.adds for lane in queue)
         assert adds + refused >= ADDS

@@ -152,7 +152,7 @@ async def test_the_pinned_spec_is_used(
         check_consistent(runtime)
 
 
-async def test_finished_steps_give_their_data(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_finished_steps_return_their_data(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A finished step returns its data and does not run again; one without a result does."""
     script = RecoveringReconciler()
     steps = [
@@ -175,7 +175,7 @@ async def test_finished_steps_give_their_data(tmp_path: Path, autojump_clock: Mo
         assert (interrupted.attempt, interrupted.spec.value) == (2, 1)
 
 
-async def test_retry_forgets_its_steps(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_retry_starts_from_the_first_step(tmp_path: Path, autojump_clock: MockClock) -> None:
     """Retry continues the same operation from its first step."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, steps=[("one", "idempotent", True, 1)])
@@ -232,14 +232,14 @@ async def test_one_operation_within_another_is_refused(
 
 
 @pytest.mark.parametrize("policy", ["roll-forward", "roll-back", "hold"])
-@pytest.mark.parametrize("look", [DIFFERENT, None])
+@pytest.mark.parametrize("observation", [DIFFERENT, None])
 async def test_once_without_a_result_is_held(
-    tmp_path: Path, autojump_clock: MockClock, policy: Any, look: Observation | None
+    tmp_path: Path, autojump_clock: MockClock, policy: Any, observation: Observation | None
 ) -> None:
     """A ONCE step that was started and has no result is not run again by any policy."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, steps=ONCE_STARTED)
-    script.observations = [look]
+    script.observations = [observation]
     async with run_restarted(tmp_path, script, policy=policy) as runtime:
         runtime.declare(thing("a", 2))
         await trio.sleep(3600)
@@ -249,7 +249,9 @@ async def test_once_without_a_result_is_held(
         assert any("--forward" in command for command in line["commands"])
 
 
-async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_only_forward_runs_a_started_once_step_again(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """A resolution by --forward runs the ONCE step again, in the same operation, once."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, steps=ONCE_STARTED)
@@ -259,7 +261,7 @@ async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockCl
         await runtime.wait_all_blocked()
         hold_of(runtime)
         await runtime.context.operations.journal.resolve(
-            identity, Resolution.FORWARD, "eve", "I looked"
+            identity, Resolution.FORWARD, "eve", "checked by hand"
         )
         runtime.enqueue("a")
         await runtime.wait_all_blocked()
@@ -270,7 +272,9 @@ async def test_only_forward_runs_it_again(tmp_path: Path, autojump_clock: MockCl
         hold_of(runtime)
 
 
-async def test_retry_with_a_begun_once_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_retry_after_a_started_once_step_is_held(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """Retry is a hold if a ONCE step was started, done or not."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, steps=ONCE_DONE)
@@ -300,21 +304,21 @@ async def _decides_later() -> RollForward:
     return RollForward()
 
 
-@pytest.mark.parametrize("word", [RollBack, "forward", True, 0])
-async def test_recover_that_gives_no_decision_is_held(
-    tmp_path: Path, autojump_clock: MockClock, word: Any
+@pytest.mark.parametrize("returned", [RollBack, "forward", True, 0])
+async def test_recover_that_returns_no_decision_is_held(
+    tmp_path: Path, autojump_clock: MockClock, returned: Any
 ) -> None:
     """recover() that returns no decision is a hold, which quotes the value."""
     script = UndoingReconciler()
     await leave_open_operation(tmp_path)
-    script.decision = word
+    script.decision = returned
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
         assert "recover() failed: it returned" in hold_of(runtime).reason
         assert script.calls_for("a") == ["observe", "recover"]
 
 
-async def test_a_coroutine_is_no_decision(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_an_async_recover_is_held(tmp_path: Path, autojump_clock: MockClock) -> None:
     """recover() written as async def is a hold, and its coroutine is closed."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
@@ -326,7 +330,7 @@ async def test_a_coroutine_is_no_decision(tmp_path: Path, autojump_clock: MockCl
     gc.collect()  # a coroutine that was never awaited would warn here, which fails the test
 
 
-async def test_observe_that_gives_no_observation_is_unknown(
+async def test_observe_that_returns_no_observation_is_unknown(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """observe() that returns no Observation counts as unknown, and the value is logged."""
@@ -374,7 +378,9 @@ async def test_abandon_records_nothing_as_applied(
         check_consistent(runtime)
 
 
-async def test_done_without_opening_it_closes_it(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_done_without_opening_the_operation_closes_it(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """A run that succeeds without opening the operation closes it: settled by observation."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)
@@ -385,7 +391,9 @@ async def test_done_without_opening_it_closes_it(tmp_path: Path, autojump_clock:
         check_consistent(runtime)
 
 
-async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_hold_of_the_reconciler_is_durable(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """A hold is durable with reason and evidence, and logged with the commands it names."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
@@ -402,7 +410,7 @@ async def test_hold_of_the_reconciler(tmp_path: Path, autojump_clock: MockClock)
         assert script.calls_for("a") == ["observe", "recover"]
 
 
-async def test_held_blocks_its_key_alone(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_hold_blocks_its_key_alone(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A held key does not run for ticks, requests or another spec; other keys run."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path, hold=operation_record.Hold("unknown", "decision", "", 1.0))
@@ -456,7 +464,7 @@ def test_wait_is_finite(seconds: float) -> None:
         Wait(seconds)
 
 
-async def test_unknown_is_asked_again_and_then_held(
+async def test_an_unknown_observation_is_repeated_and_then_held(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An unknown observation is repeated with backoff, and held after max_recoveries."""
@@ -476,7 +484,9 @@ async def test_unknown_is_asked_again_and_then_held(
         assert len(runtime.log_lines("operation.held")) == 1
 
 
-async def test_unknown_that_turns_out_well(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_later_observation_completes_the_recovery(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """An observation that is known at last completes the recovery."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path)

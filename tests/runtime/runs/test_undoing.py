@@ -40,14 +40,14 @@ from reconciled.journal.operation_record import Ending
 # -- rolling back ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", ["policy", "word"])
+@pytest.mark.parametrize("by", ["policy", "recover"])
 async def test_roll_back_without_undo_is_held(
     tmp_path: Path, autojump_clock: MockClock, by: str
 ) -> None:
     """RollBack is a hold if nothing can undo, and --back is not among its commands."""
     script = RecoveringReconciler()
     await leave_open_operation(tmp_path)
-    script.decision = RollBack() if by == "word" else None
+    script.decision = RollBack() if by == "recover" else None
     policy: Any = "roll-back" if by == "policy" else "hold"
     async with run_restarted(tmp_path, script, policy=policy) as runtime:
         await runtime.wait_all_blocked()
@@ -146,15 +146,15 @@ async def test_an_undo_cannot_be_undone(tmp_path: Path, autojump_clock: MockCloc
 # -- removals --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("look", [AS_DESIRED, DIFFERENT, None])
+@pytest.mark.parametrize("observation", [AS_DESIRED, DIFFERENT, None])
 async def test_a_removal_continues_with_remove(
-    tmp_path: Path, autojump_clock: MockClock, look: Observation | None
+    tmp_path: Path, autojump_clock: MockClock, observation: Observation | None
 ) -> None:
     """A removal continues with remove() in the same operation, also if observed as desired."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
     seen: list[Any] = []
-    script.observations = [look]
+    script.observations = [observation]
     script.removal = operation_act("one", name="drop", seen=seen)
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
@@ -229,7 +229,7 @@ async def test_a_completed_removal_is_a_removal(tmp_path: Path, autojump_clock: 
     """Complete for a removal means removed: the key is not recorded as applied."""
     script = RecoveringReconciler()
     identity = await leave_open_operation(tmp_path, operation="drop", removal=True)
-    script.decision = Complete("it is gone")
+    script.decision = Complete("it is removed")
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
         assert await ending_of(runtime, identity) is Ending.COMPLETED

@@ -235,7 +235,7 @@ async def test_c15_a_fault_of_a_reconciler_fails_its_key_alone(
         assert script.ran.count("b") == 2
 
 
-async def test_c15_the_plugin_and_the_source_line_are_named(
+async def test_c15_the_plugin_and_the_source_line_are_logged(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """An unexpected exception is logged with plugin, version, file and line (C15)."""
@@ -296,7 +296,7 @@ async def test_c15_faults_outside_reconcile_fail_the_key_alone(
         assert runtime.controller.statuses[key("b")].outcome is Outcome.DONE
 
 
-async def test_a_spec_that_does_not_fit_any_more_is_terminal(
+async def test_a_spec_that_is_not_valid_any_more_is_terminal(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A spec that its class refuses is terminal, and its file, line and column are named."""
@@ -546,7 +546,7 @@ async def test_the_request_reports_a_stop(tmp_path: Path, autojump_clock: MockCl
     assert seen == [False, True]
 
 
-async def test_a_reconciler_that_swallows_its_cancellation_is_named(
+async def test_a_reconciler_that_swallows_its_cancellation_is_reported(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """A run that continues after cancellation and cleanup is reported as left behind."""
@@ -590,7 +590,7 @@ async def test_a_removal_that_returns_after_or_retry_is_repeated(
         assert runtime.references("a") == []
 
 
-async def test_a_store_that_fails_harms_only_the_run(
+async def test_a_failing_store_fails_the_run_alone(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A removal whose last spec cannot be read is a failed run, and the daemon continues."""

@@ -152,16 +152,16 @@ async def damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("look", "runs"),
+    ("observation", "runs"),
     [(AS_DESIRED, True), (DIFFERENT, False), (UNKNOWN, False), (None, False), (OSError(5), False)],
 )
 async def test_after_damage_only_what_is_as_desired_runs(
-    tmp_path: Path, autojump_clock: MockClock, look: Any, *, runs: bool
+    tmp_path: Path, autojump_clock: MockClock, observation: Any, *, runs: bool
 ) -> None:
     """After a damaged store a key is held, with the command to use, unless it is as desired."""
     script = RecoveringReconciler()
     await damage(tmp_path)
-    script.observations = [look]
+    script.observations = [observation]
     async with run_restarted(tmp_path, script) as runtime:
         runtime.declare(thing("a"))
         await runtime.wait_all_blocked()
@@ -183,7 +183,7 @@ async def test_after_damage_nothing_is_removed(tmp_path: Path, autojump_clock: M
         assert runtime.controller.removing == {key("a")}
         assert script.removals == []
         assert runtime.context.store.all_keys() == {key("a"), key("b")}
-        await runtime.context.store.clear_degraded("eve", "I looked")
+        await runtime.context.store.clear_degraded("eve", "checked by hand")
         runtime.enqueue("a")
         await runtime.wait_all_blocked()
         assert [request.name for request in script.removals] == ["a"]
