@@ -1,4 +1,4 @@
-"""The command line: one thin module a verb, imported when it is asked for."""
+"""The command line: one thin module for each verb, imported when the verb is used."""
 
 from reconciled.cli.main import main
 

@@ -1,7 +1,7 @@
-"""``reconciled reload``: have the daemon read its configuration again; back at the swap.
+"""``reconciled reload``: make the daemon read its configuration again; returns at the swap.
 
-Exit codes: 0 it is in force · 1 not now, a stop is under way · 69 no daemon answers · 78 it is
-invalid: each problem is on standard error, and the old one runs on.
+Exit codes: 0 in force · 1 refused: stop in progress · 69 no daemon answers · 78 invalid: each
+problem is on standard error, and the old configuration stays in force.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ from reconciled.control.protocol import ControlRequest
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Ask for a reload, and wait for its end."""
+    """Request a reload, and wait for its end."""
     return ask_daemon(arguments, ControlRequest("reload"))

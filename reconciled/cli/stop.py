@@ -1,7 +1,7 @@
-"""``reconciled stop [--now]``: begin a stop, or take it one stage on; back when it has begun.
+"""``reconciled stop [--now]``: begin a stop, or move it one stage on; returns when it has begun.
 
-Exit codes: 0 it has begun, or was under way · 1 it cannot be asked · 69 no daemon answers.
-A service manager may start the daemon again: to it, this is an end like any other.
+Exit codes: 0 it has begun, or was in progress · 1 refused · 69 no daemon answers. A service manager
+may start the daemon again: to it, this is an end like any other.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ from reconciled.control.protocol import ControlRequest
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Ask for a stop."""
+    """Request a stop."""
     return ask_daemon(arguments, ControlRequest("stop", {"now": arguments.now}))
