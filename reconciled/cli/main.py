@@ -49,8 +49,8 @@ _DETAILS = {
         "Reconcile until SIGTERM, SIGINT or `reconciled stop`, then stop in stages.",
         (
             "0 clean stop; 1 could not start, or a fault of the daemon; 3 something critical was"
-            " cut; 4 with --once: a key is not done; 70 the event loop hung; 75 another daemon holds the"
-            " state directory; 78 the configuration is invalid"
+            " cut; 4 with --once: a key is not done; 70 the event loop hung; 75 another daemon"
+            " holds the state directory; 78 the configuration is invalid"
         ),
     ),
     "check": (

@@ -1,1 +1,1 @@
-"""How a running daemon is asked: the control socket of the verbs, and health over HTTP."""
+"""Requests to a running daemon: the control socket of the verbs, and health over HTTP."""

@@ -1,11 +1,11 @@
-"""Listening sockets at the addresses of the configuration: kept ones where they fit, else new.
+"""Listening sockets at the configured addresses: kept ones where they fit, else new ones.
 
-A kept socket is one that the service manager held over a restart. It fits when clients still get
-to it: nobody is refused then, neither before nor after the daemon is back.
+A kept socket is one that the service manager held over a restart. It fits when clients still reach
+it: then no client is refused, neither before nor after the daemon has restarted.
 
-1. The control socket has mode 0600 from the instant at which its file exists: the mode is that
-   of the socket before it is bound. Rejected: umask(), which threads share, and chmod() after it.
-2. A file that nobody serves any more is replaced; one that somebody serves never is.
+1. The control socket has mode 0600 from the instant at which its file exists: the mode is set
+   before bind(). Rejected: umask(), which threads share, and chmod() after bind().
+2. A socket file that no process serves is replaced; a file that a process serves never is.
 3. All or nothing: a failure leaves no new socket open.
 """
 
@@ -27,21 +27,21 @@ from reconciled.control.protocol import address_of
 from reconciled.core.errors import ListenRefused
 from reconciled.pids import pid_exists
 
-# Who connects while the daemon is busy or away waits here.
+# The kernel's queue of connections while the daemon is busy or restarting.
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")
 
 
 @attrs.frozen
 class Peer:
-    """The process at the other end of a unix socket, as the kernel knows it."""
+    """The process at the other end of a unix socket, as the kernel reports it."""
 
     pid: int
     uid: int
 
 
 def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer:
-    """Who connected; on the side of a client, who listens."""
+    """The process that connected; on a client's socket, the process that called listen()."""
     size = _CREDENTIALS.size
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
@@ -52,7 +52,7 @@ def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer:
 
 
 def open_control(path: Path, kept: Sequence[socket.socket] = ()) -> socket.socket:
-    """Listen at *path*: with that of *kept* to which it leads, or anew. The others are closed.
+    """Listen at *path*: with the socket of *kept* that serves it, or a new one. Close the others.
 
     Raises ListenRefused.
     """
@@ -63,7 +63,7 @@ def open_control(path: Path, kept: Sequence[socket.socket] = ()) -> socket.socke
                 each.close()
         return fitting or _bind(path)
     except OSError as error:
-        message = f"the control socket {path} cannot be opened: {error.strerror or error}"
+        message = f"cannot open the control socket {path}: {error.strerror or error}"
         raise ListenRefused(message) from error
 
 
@@ -87,32 +87,31 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the file of a socket that nobody serves. Raises ListenRefused for any other."""
+    """Remove a socket file that no process serves. Raises ListenRefused for any other."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise ListenRefused(
-            f"the control socket {path} cannot be opened: something else is there: remove it, or "
-            "choose another path in control.socket"
+            f"cannot open the control socket {path}: the file is not a socket: remove it, or choose"
+            " another path in control.socket"
         )
     try:
         server = _find_server(path)
     except BlockingIOError as error:
-        who = "a process that does not take its connections"
-        raise _in_use_error(path, who) from error
+        raise _in_use_error(path, "a process that does not accept connections") from error
     # A socket in a descriptor store outlives the process that called listen(); nothing serves it.
     if server is not None and pid_exists(server.pid):
         raise _in_use_error(path, f"process {server.pid}")
     path.unlink(missing_ok=True)
 
 
-def _in_use_error(path: Path, who: str) -> ListenRefused:
+def _in_use_error(path: Path, server: str) -> ListenRefused:
     return ListenRefused(
-        f"the control socket {path} cannot be opened: {who} serves it: end that, or choose another "
-        "path in control.socket"
+        f"cannot open the control socket {path}: {server} serves it: end that process, or choose "
+        "another path in control.socket"
     )
 
 
 def _find_server(path: Path) -> Peer | None:
-    """Who listens at *path*; None: nobody. Raises BlockingIOError where too many wait there."""
+    """The process that listens at *path*; None: none. Raises BlockingIOError: its queue is full."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(0)
         try:
@@ -124,10 +123,10 @@ def _find_server(path: Path) -> Peer | None:
 
 
 def is_served_by(path: Path, kept: socket.socket) -> bool:
-    """Whether who connects to *path* gets to *kept*.
+    """Whether a client that connects to *path* reaches *kept*.
 
-    Its name alone does not tell: the file may be another's by now. listen() makes this process
-    the one that a client sees at the other end.
+    The name of *kept* is not enough: the file may belong to another socket by now. listen() makes
+    this process the one that a client sees at the other end.
     """
     if kept.family != socket.AF_UNIX:
         return False
@@ -150,7 +149,7 @@ class _Address:
     host: str
     port: int
     dual_stack: bool = False  # an IPv6 socket that takes IPv4 as well
-    fallback_only: bool = False  # only where none before it could be opened
+    fallback_only: bool = False  # only if no address before it could be opened
 
     def fits(self, kept: socket.socket) -> bool:
         """Whether *kept* listens here."""
@@ -163,19 +162,19 @@ class _Address:
 
 
 def open_http(host: str, port: int, kept: Sequence[socket.socket] = ()) -> list[socket.socket]:
-    """Listen at *host* (empty: everywhere), with those of *kept* that fit. The others are closed.
+    """Listen at *host* (empty: all addresses), with those of *kept* that fit. Close the others.
 
-    Blocks while a name is looked up. Raises ListenRefused.
+    Blocks during name resolution. Raises ListenRefused.
     """
     wanted = list(_addresses(host, port))
     fitting: dict[_Address, socket.socket] = {}
     for each in kept:
-        place = next((address for address in wanted if address.fits(each)), None)
-        # Closed before anything is opened, which it may be in the way of.
-        if place is None or fitting.setdefault(place, each) is not each:
+        fits = next((address for address in wanted if address.fits(each)), None)
+        # Closed before anything is opened: it may occupy an address that is needed.
+        if fits is None or fitting.setdefault(fits, each) is not each:
             each.close()
     opened: list[socket.socket] = []
-    # Names differ from machine to machine: localhost has an IPv6 address where there is no IPv6.
+    # A name may resolve to unusable addresses: localhost to an IPv6 one where there is no IPv6.
     missing: OSError | None = None
     with contextlib.ExitStack() as undo:
         for address in wanted:
@@ -205,7 +204,7 @@ def _addresses(host: str, port: int) -> Iterator[_Address]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ListenRefused(f"{host}:{port} cannot be listened on: {host}: {why}") from error
+        raise ListenRefused(f"cannot listen on {host}:{port}: {host}: {why}") from error
     for family, _, _, _, address in dict.fromkeys(found):
         yield _Address(family, str(address[0]), port)
 
@@ -213,8 +212,8 @@ def _addresses(host: str, port: int) -> Iterator[_Address]:
 def _listen(address: _Address) -> socket.socket:
     opened = socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # An address is free again at once, although connections of an earlier life wait for their
-        # end; it still cannot be taken from somebody who listens.
+        # Without it an address is blocked while connections of an earlier process are in
+        # TIME_WAIT. An address on which another process listens still cannot be taken.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not address.dual_stack)
@@ -228,11 +227,11 @@ def _listen(address: _Address) -> socket.socket:
 
 def _listen_error(host: str, port: int, error: OSError) -> str:
     remedies = {
-        errno.EADDRINUSE: "something listens there already: end that, or choose another port",
-        errno.EADDRNOTAVAIL: "this machine has no such address: choose one of its own",
-        errno.EAFNOSUPPORT: "this machine has no addresses of that kind: choose another",
-        errno.EACCES: "it may not be used: choose a port above 1023",
+        errno.EADDRINUSE: "another process listens there: end it, or choose another port",
+        errno.EADDRNOTAVAIL: "this machine does not have that address: choose one that it has",
+        errno.EAFNOSUPPORT: "this machine does not support that kind of address: choose another",
+        errno.EACCES: "permission denied: choose a port above 1023",
     }
     why = remedies.get(error.errno or 0, error.strerror or str(error))
     shown = f"[{host}]" if ":" in host else host
-    return f"{shown}:{port} cannot be listened on: {why}"
+    return f"cannot listen on {shown}:{port}: {why}"

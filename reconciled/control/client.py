@@ -1,7 +1,7 @@
-"""The side of the verbs: ask the daemon that serves a socket, and wait for its answer.
+"""The client of the control socket: sends a request to the daemon and waits for its reply.
 
-Plain blocking calls with a deadline each: a verb is one question, and starts in a few
-milliseconds without a loop.
+Blocking calls, each with a deadline: a verb is one request, and without an event loop it starts in
+a few milliseconds.
 """
 
 from __future__ import annotations
@@ -23,32 +23,31 @@ from reconciled.control.protocol import (
 )
 from reconciled.core.errors import MalformedMessage, NoDaemon, RequestNotDone
 
-# For the daemon to say that it has heard; a kept socket may wait for one that is just starting.
+# Seconds until the acknowledgement; behind a kept socket a daemon may be just starting.
 ACKNOWLEDGE_TIMEOUT = 5.0
-# For the answer itself: below the two minutes that the unit gives a reload, so that what is said
-# is ours.
+# Seconds until the reply. Below the two minutes that the unit allows a reload, so that the error
+# is this client's and not the service manager's.
 REPLY_TIMEOUT = 100.0
+_MALFORMED = "malformed response of the daemon: compare the versions of verb and daemon"
 
 
 def send_request(
     path: Path, request: ControlRequest, reply_timeout: float = REPLY_TIMEOUT
 ) -> ControlReply:
-    """Ask the daemon at *path*. Raises NoDaemon, NotDone."""
+    """Send *request* to the daemon at *path*. Raises NoDaemon, RequestNotDone."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         conversation = _Conversation(connection, path)
         conversation.begin(request)
         first = conversation.next(ACKNOWLEDGE_TIMEOUT, acknowledged=False)
         if "accepted" not in first:
-            raise RequestNotDone(
-                str(first.get("refused", "the daemon answers what nobody understands"))
-            )
+            raise RequestNotDone(str(first.get("refused", _MALFORMED)))
         last = conversation.next(reply_timeout, acknowledged=True)
     if "refused" in last:
         raise RequestNotDone(str(last["refused"]))
     try:
         return ControlReply(int(last["code"]), tuple(str(line) for line in last.get("lines", ())))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RequestNotDone("the daemon answers what nobody understands") from error
+        raise RequestNotDone(_MALFORMED) from error
 
 
 class _Conversation:
@@ -58,8 +57,8 @@ class _Conversation:
         self.unread = b""
 
     def begin(self, request: ControlRequest) -> None:
-        # The kernel's own limit, in place of settimeout(): with that a full queue of waiting
-        # connections is an error at once, and with this it is waited for.
+        # The kernel's timeout, in place of settimeout(): with that a full queue of waiting
+        # connections is an error at once, and with this connect() waits.
         seconds, rest = divmod(ACKNOWLEDGE_TIMEOUT, 1)
         limit = struct.pack("ll", int(seconds), int(rest * 1e6))
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -68,25 +67,25 @@ class _Conversation:
                 self.connection.connect(address)
             self.connection.sendall(encode_request(request))
         except FileNotFoundError as error:
-            raise NoDaemon(f"no daemon answers: there is no {self.path}") from error
+            raise NoDaemon(f"no daemon answers: {self.path} does not exist") from error
         except ConnectionRefusedError as error:
-            raise NoDaemon(f"no daemon answers: nobody serves {self.path}") from error
+            raise NoDaemon(f"no daemon answers: no process serves {self.path}") from error
         except BlockingIOError as error:
             raise self._timeout_error() from error
         except PermissionError as error:
-            told = f"{self.path} may not be used: be root, or the user of the daemon"
-            raise RequestNotDone(told) from error
+            denied = f"{self.path}: permission denied: run as root, or as the daemon's user"
+            raise RequestNotDone(denied) from error
         except OSError as error:
             raise NoDaemon(
                 f"no daemon answers at {self.path}: {error.strerror or error}"
             ) from error
 
     def next(self, timeout: float, *, acknowledged: bool) -> dict[str, Any]:
-        """The next line. Raises NoDaemon or NotDone where none comes."""
+        """The next line. Raises NoDaemon or RequestNotDone where none arrives."""
         deadline = time.monotonic() + timeout
         try:
             while b"\n" not in self.unread:
-                # Not 0, which would be "do not wait", and is no timeout.
+                # Not 0, which would make the socket non-blocking.
                 self.connection.settimeout(max(0.001, deadline - time.monotonic()))
                 data = self.connection.recv(1 << 16)
                 if not data or len(self.unread) > LONGEST_REPLY:
@@ -95,15 +94,15 @@ class _Conversation:
         except TimeoutError as error:
             if not acknowledged:
                 raise self._timeout_error() from error
-            told = f"no word of its end within {timeout:g} s: the daemon goes on with it"
-            raise RequestNotDone(told) from error
+            late = f"no reply within {timeout:g} s: the daemon is still working on it"
+            raise RequestNotDone(late) from error
         except OSError as error:
             raise self._disconnect_error(acknowledged=acknowledged) from error
         line, _, self.unread = self.unread.partition(b"\n")
         try:
             return decode(line)
         except MalformedMessage as error:
-            raise RequestNotDone("the daemon answers what nobody understands") from error
+            raise RequestNotDone(_MALFORMED) from error
 
     def _timeout_error(self) -> NoDaemon:
         return NoDaemon(f"no daemon answers at {self.path} within {ACKNOWLEDGE_TIMEOUT:g} s")
@@ -111,6 +110,6 @@ class _Conversation:
     def _disconnect_error(self, *, acknowledged: bool) -> Exception:
         if acknowledged:
             return RequestNotDone(
-                "the daemon ended before it was done: its log says what became of it"
+                "the daemon closed the connection before it was done: its log has the outcome"
             )
-        return NoDaemon(f"no daemon answers: who served {self.path} is gone")
+        return NoDaemon(f"no daemon answers: {self.path} was closed without a reply")

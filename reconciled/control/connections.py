@@ -1,7 +1,7 @@
-"""Connections that are accepted and served, so many at once and no more.
+"""Accepts and serves a bounded number of connections.
 
-A listener outlives every trouble of its connections: what one of them does ends that one alone,
-and a process without descriptors takes in nobody for a while instead of giving up.
+A listener outlives every fault of its connections: a fault ends its own connection alone, and a
+process without free descriptors pauses accepting instead of ending.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import trio
 
 from reconciled.observe.bound_log import BoundLog
 
-# accept() fails so when this process or the machine is at a limit, which passes.
+# The errors of accept() when this process or the machine is at a limit; they are temporary.
 _AT_A_LIMIT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Until descriptors are tried for again.
+# Seconds until the next accept() after such an error.
 PAUSE = 0.5
 
 
 @attrs.define(eq=False)
 class Connections:
-    """Those of one kind, over all of its listeners.
+    """The connections of one kind, over all of its listeners.
 
-    limit    so many are open at once
-    evict    what happens to one more: the oldest goes (True), or the new one waits in the
-             kernel's queue until another has ended (False)
+    limit  the number that is open at once
+    evict  whether one more ends the oldest (True), or waits in the kernel's queue until another
+           has ended (False)
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Connections:
     handle: Callable[[trio.SocketStream], Awaitable[None]]
     limit: int
     evict: bool
-    # In the order in which they came.
+    # In the order of accept().
     _open: dict[trio.CancelScope, None] = attrs.field(factory=dict, init=False)
     _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -44,7 +44,7 @@ class Connections:
         return len(self._open)
 
     async def accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
-        """Serve who connects to *listener*, in *nursery*, until cancelled."""
+        """Serve the connections of *listener*, in *nursery*, until cancelled."""
         while True:
             while len(self._open) >= self.limit and not self.evict:
                 await self._ended.wait()
@@ -60,7 +60,7 @@ class Connections:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 oldest.cancel(reason="one connection too many")
-            # Here and not in its task: who is accepted counts at once.
+            # Here and not in the task: a connection counts as soon as it is accepted.
             scope = trio.CancelScope()
             self._open[scope] = None
             nursery.start_soon(self._serve, stream, scope, name=f"{self.kind} connection")
@@ -71,9 +71,9 @@ class Connections:
                 async with stream:
                     await self.handle(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            return  # the other end has left
+            return  # the client closed the connection
         except Exception as error:
-            # One connection's fault harms no other.
+            # Other connections are unaffected.
             self.log.error("control.failed", listener=self.kind, reason=repr(error), exc_info=error)
         finally:
             self._open.pop(scope, None)

@@ -1,8 +1,8 @@
-"""Health over HTTP: ``/livez``, that the loop answers, and ``/readyz``, that work is done.
+"""Health over HTTP: ``/livez``, the event loop responds, and ``/readyz``, the daemon does its work.
 
-Small on purpose, and bounded: GET and HEAD alone, no body is read, a few seconds for a request
-to arrive, and when too many connections are open the oldest goes, which is one that dawdles:
-an answer takes no time. So whoever floods it keeps no probe from its answer (case R4).
+Small on purpose, and bounded: GET and HEAD alone, no body is read, a request has a few seconds to
+arrive, and when too many connections are open, the oldest is closed. That is a slow client, since
+a response takes no time: a flood of connections does not keep a probe from its response (case R4).
 
 Only a daemon whose configuration has ``http.listen`` imports this, and h11 with it.
 """
@@ -20,20 +20,20 @@ from reconciled.control.connections import Connections
 from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 128
-# For a whole request, also the next one on the same connection.
+# Seconds for a whole request, also for the next one on the same connection.
 REQUEST_TIMEOUT = 5.0
-# Of its first line and its headers.
+# Bytes of a request's first line and headers.
 LONGEST_HEAD = 16 * 1024
-# What is still taken of a request that was answered already, in seconds and in bytes.
+# What is still read of a request after its response, in seconds and in bytes.
 LINGER = 1.0
 LONGEST_REST = 1 << 20
 _METHODS = (b"GET", b"HEAD")
-_NO_METRICS = "/metrics is not built yet in this version: there are /livez and /readyz\n"
+_NO_METRICS = "/metrics is not built yet in this version: use /livez or /readyz\n"
 
 
 @attrs.frozen
 class Response:
-    """What is answered."""
+    """The response to one request."""
 
     status: int
     text: str
@@ -42,7 +42,7 @@ class Response:
 
 @attrs.define(eq=False)
 class Health:
-    """Answers over HTTP. *unready* gives the reasons why the daemon is not ready; none: it is."""
+    """Serves HTTP. *unready_reasons* returns why the daemon is not ready; empty: it is ready."""
 
     log: BoundLog
     unready_reasons: Callable[[], list[str]]
@@ -52,7 +52,7 @@ class Health:
         self.connections = Connections("http", self.log, self._handle, CONNECTIONS, evict=True)
 
     def respond(self, method: bytes, target: bytes) -> Response:
-        """The answer to one request."""
+        """The response to one request."""
         if method not in _METHODS:
             return Response(405, "GET and HEAD only\n", (("allow", "GET, HEAD"),))
         path = target.partition(b"?")[0]
@@ -63,7 +63,7 @@ class Health:
             return Response(503, "".join(f"{each}\n" for each in reasons)) if reasons else _READY
         if path == b"/metrics":
             return Response(404, _NO_METRICS)
-        return Response(404, "there are /livez and /readyz\n")
+        return Response(404, "not found: use /livez or /readyz\n")
 
     async def _handle(self, stream: trio.SocketStream) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=LONGEST_HEAD)
@@ -78,14 +78,12 @@ class Health:
                 if http.their_state is h11.IDLE and not http.trailing_data[0]:
                     return  # between two requests
                 await _refuse(
-                    http, stream, Response(408, f"a request takes {REQUEST_TIMEOUT:g} s at most\n")
+                    http, stream, Response(408, f"no request within {REQUEST_TIMEOUT:g} s\n")
                 )
                 return
             except h11.RemoteProtocolError as error:
                 status = error.error_status_hint
-                await _refuse(
-                    http, stream, Response(status, "that is no request that is taken here\n")
-                )
+                await _refuse(http, stream, Response(status, "malformed HTTP request\n"))
                 return
             if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                 await _close_gracefully(stream)
@@ -96,7 +94,7 @@ class Health:
         self, http: h11.Connection, stream: trio.SocketStream, request: h11.Request
     ) -> None:
         page = self.respond(request.method, request.target)
-        # What has a body ends the connection: reading it would only be a way to be kept busy.
+        # A request with a body ends the connection: a client could use it to keep the daemon busy.
         keep = isinstance(http.next_event(), h11.EndOfMessage)
         body = page.text if request.method != b"HEAD" else ""
         await _send(http, stream, page, body, keep=keep)
@@ -106,7 +104,7 @@ _READY = Response(200, "ready\n")
 
 
 async def _request(http: h11.Connection, stream: trio.SocketStream) -> h11.Request | None:
-    """The next request; None where the other end leaves. Raises RemoteProtocolError."""
+    """The next request; None: the client closed the connection. Raises RemoteProtocolError."""
     while True:
         event = http.next_event()
         if event is h11.NEED_DATA:
@@ -135,7 +133,7 @@ async def _send(
 
 
 async def _refuse(http: h11.Connection, stream: trio.SocketStream, page: Response) -> None:
-    """Say why this connection ends, where it can still be said."""
+    """Send *page* and close, if a response can still be sent."""
     if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
     with trio.move_on_after(REQUEST_TIMEOUT):
@@ -144,7 +142,7 @@ async def _refuse(http: h11.Connection, stream: trio.SocketStream, page: Respons
 
 
 async def _close_gracefully(stream: trio.SocketStream) -> None:
-    """Let the answer arrive: to close with something unread would take it back."""
+    """Let the response arrive: a close with unread data would discard it."""
     with trio.move_on_after(LINGER):
         await stream.send_eof()
         for _ in range(LONGEST_REST // LONGEST_HEAD):

@@ -1,16 +1,16 @@
-"""What is said over the control socket: one line of JSON in, lines of JSON out.
+"""The protocol of the control socket: one line of JSON as request, lines of JSON as reply.
 
     → {"verb": "stop", "now": true}
     ← {"accepted": "stop", "pid": 4711}         at once; from here on the daemon acts
     ← {"code": 0, "lines": ["…"]}               when it is done: the exit code of the verb
 
-In place of either answer: ``{"refused": "why"}``. Sizes are bounded on both sides.
+In place of either reply: ``{"refused": "why"}``. Sizes are bounded on both sides.
 
-1. The acknowledgement comes before the effect, and a request whose sender does not get it is
-   dropped: a kept socket holds requests for a daemon that is dead, and the next one must not
-   act on what somebody wanted of it who has given up meanwhile.
-2. Nobody is asked for what a later version says: what is unknown in an answer is passed over,
-   what is unknown in a request is refused.
+1. The acknowledgement precedes the effect, and a request whose sender does not receive it is
+   dropped: a kept socket holds requests for a daemon that has ended, and the next daemon must not
+   act on a request whose sender has given up meanwhile.
+2. Versions may differ: unknown keys of a reply are ignored, unknown arguments of a request are
+   refused.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import attrs
 
 from reconciled.core.errors import MalformedMessage
 
-# Of one line, in bytes.
+# Bytes of one line.
 LONGEST_REQUEST = 4096
 LONGEST_REPLY = 1 << 20
-# What the kernel takes as the address of a unix socket.
+# The longest address of a unix socket that the kernel accepts.
 _LONGEST_ADDRESS = 107
 
 
 @attrs.frozen
 class ControlRequest:
-    """What is asked for."""
+    """A verb and its arguments."""
 
     verb: str
     arguments: Mapping[str, Any] = attrs.Factory(dict)
@@ -43,7 +43,7 @@ class ControlRequest:
 
 @attrs.frozen
 class ControlReply:
-    """The end of a verb: its exit code, and what it prints, on standard error where it failed."""
+    """The result of a verb: its exit code, and its output, for standard error where it failed."""
 
     code: int
     lines: tuple[str, ...] = ()
@@ -60,43 +60,43 @@ def encode_request(request: ControlRequest) -> bytes:
 
 
 def decode_request(line: bytes) -> ControlRequest:
-    """The request in *line*. Raises Malformed."""
+    """The request in *line*. Raises MalformedMessage."""
     message = decode(line)
     verb = message.pop("verb", None)
     if not isinstance(verb, str):
-        raise MalformedMessage('a request names its verb, as in {"verb": "reload"}')
+        raise MalformedMessage('the request has no verb: write for example {"verb": "reload"}')
     return ControlRequest(verb, message)
 
 
-def encode_reply(answer: ControlReply) -> bytes:
-    """*answer* as a line; of an answer that is too long the end is left out, and that is said."""
+def encode_reply(reply: ControlReply) -> bytes:
+    """*reply* as a line; of a reply that is too long the end is replaced with a count."""
     lines: list[str] = []
     size = 0
-    for each in answer.lines:
+    for each in reply.lines:
         size += len(json.dumps(each)) + 2
         if size > LONGEST_REPLY // 2:
-            lines.append(f"… and {len(answer.lines) - len(lines)} more: the log has them")
+            lines.append(f"… and {len(reply.lines) - len(lines)} more: the log has them")
             break
         lines.append(each)
-    return encode({"code": answer.code, "lines": lines})
+    return encode({"code": reply.code, "lines": lines})
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The mapping in *line*. Raises Malformed."""
+    """The mapping in *line*. Raises MalformedMessage."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"no line of JSON: {error}") from error
+        raise MalformedMessage(f"invalid JSON: {error}") from error
     if not isinstance(message, dict):
-        raise MalformedMessage("no mapping")
+        raise MalformedMessage("the JSON is not a mapping")
     return message
 
 
 @contextlib.contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """*path* as an address of a unix socket, however long it is. Raises OSError.
+    """*path* as an address of a unix socket, however long its directory. Raises OSError.
 
-    A state directory may lie deep. Rejected: to change the working directory, which threads share.
+    Rejected for a long path: a change of the working directory, which threads share.
     """
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
         yield str(path)

@@ -1,11 +1,11 @@
-"""The control socket's server: who may ask, what may be asked, and the answer.
+"""The server of the control socket: authorises clients, and runs verbs.
 
-1. Whoever has the uid of the daemon or is root may ask; the kernel says who it is. The mode of
-   the file is the same rule once more, and an activated socket may be open to a group: to
-   connect is not yet to be heard.
-2. Every request is acknowledged before it takes effect (see protocol), and has an answer.
-3. Bounded: the size of a request, the time it may take to arrive and to be answered to, and the
-   number of connections; one more waits, as it may be root who needs it.
+1. Clients with the daemon's uid, and root, are authorised; the kernel supplies the uid. The mode
+   of the file enforces the same rule, but an activated socket may be open to a group: a client
+   that can connect is not yet authorised.
+2. Every request is acknowledged before it takes effect (see protocol), and gets a reply.
+3. Bounded: the size of a request, the time for it to arrive and for each line to be sent, and the
+   number of connections; one more waits, since it may be root's.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from reconciled.core.errors import MalformedMessage, RequestRefused
 from reconciled.observe.bound_log import BoundLog
 
 CONNECTIONS = 256
-# For a request to arrive, and for each line to be taken.
+# Seconds for a request to arrive, and for each line of the reply to be sent.
 IO_TIMEOUT = 5.0
 
 
 @attrs.frozen
 class Verb:
-    """What may be asked.
+    """A verb that clients can request.
 
-    act        does it; gets who asks, and the arguments by their names. Raises Refused.
-    arguments  the type of each argument; none is needed
+    handler    runs it; gets the peer, and the arguments by name. Raises RequestRefused.
+    arguments  the type of each argument; all are optional
     """
 
     handler: Callable[..., Awaitable[ControlReply]]
@@ -49,7 +49,7 @@ class Verb:
 
 @attrs.define(eq=False)
 class ControlServer:
-    """Serves the table of *verbs* to those who may ask."""
+    """Serves the table of *verbs* to authorised clients."""
 
     verbs: Mapping[str, Verb]
     log: BoundLog
@@ -65,21 +65,21 @@ class ControlServer:
         peer = peer_of(stream.socket)
         if peer.uid not in self.allowed_uids:
             self.log.warning("control.refused", uid=peer.uid, pid=peer.pid)
-            mine = os.geteuid()
-            text = f"only root and uid {mine} may ask this daemon, you are uid {peer.uid}"
+            own = os.geteuid()
+            text = f"uid {peer.uid} is not authorised: use root or uid {own}"
             await _send(stream, encode({"refused": text}))
             return
         try:
             line = await _read_line(stream)
             if line is None:
-                return  # somebody who only looked whether we are here
+                return  # a client that only tested whether the socket is served
             request = decode_request(line)
             verb = self._verb(request)
         except (MalformedMessage, RequestRefused) as error:
             await _send(stream, encode({"refused": str(error)}))
             return
         accepted = encode({"accepted": request.verb, "pid": os.getpid()})
-        # Where it cannot be sent nothing is done: whoever asked is gone, it may be since long.
+        # If this fails, the request is dropped: its sender may have ended long ago.
         await _send(stream, accepted)
         self.log.info("control.accepted", verb=request.verb, uid=peer.uid, pid=peer.pid)
         await _send(stream, await self._answer(verb, peer, request.arguments))
@@ -88,10 +88,10 @@ class ControlServer:
         verb = self.verbs.get(request.verb)
         if verb is None:
             known = ", ".join(sorted(self.verbs))
-            raise RequestRefused(f"this daemon does not know {request.verb}: it knows {known}")
+            raise RequestRefused(f"unknown verb {request.verb}: use one of {known}")
         for name, value in request.arguments.items():
             if type(value) is not verb.arguments.get(name):
-                raise RequestRefused(f"{request.verb} does not take {name}={value!r}")
+                raise RequestRefused(f"{request.verb} does not accept {name}={value!r}")
         return verb
 
     async def _answer(self, verb: Verb, peer: Peer, arguments: Mapping[str, Any]) -> bytes:
@@ -102,7 +102,7 @@ class ControlServer:
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes | None:
-    """The first line; None where the other end leaves, or takes too long. Raises Malformed."""
+    """The first line; None: the client closed, or was too slow. Raises MalformedMessage."""
     data = b""
     with trio.move_on_after(IO_TIMEOUT):
         while b"\n" not in data and len(data) <= LONGEST_REQUEST:
@@ -111,7 +111,7 @@ async def _read_line(stream: trio.SocketStream) -> bytes | None:
                 return None
             data += received
     if len(data) > LONGEST_REQUEST:
-        raise MalformedMessage(f"a request has {LONGEST_REQUEST} bytes at most")
+        raise MalformedMessage(f"the request is longer than {LONGEST_REQUEST} bytes")
     line, newline, _ = data.partition(b"\n")
     return line if newline else None
 
@@ -120,4 +120,4 @@ async def _send(stream: trio.SocketStream, line: bytes) -> None:
     with trio.move_on_after(IO_TIMEOUT) as scope:
         await stream.send_all(line)
     if scope.cancelled_caught:
-        raise trio.BrokenResourceError("nobody takes the answer")
+        raise trio.BrokenResourceError("the client does not read its reply")

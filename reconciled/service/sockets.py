@@ -1,11 +1,12 @@
-"""Sockets that the service manager hands to a process at its start, sd_listen_fds(3).
+"""Sockets that the service manager passes to a process at its start, sd_listen_fds(3).
 
-Those of a ``.socket`` unit and those from the descriptor store come in the same way, told apart
-by their names alone. So what the daemon has stored carries other names than what is activated.
+Sockets of a ``.socket`` unit and sockets from the descriptor store arrive in the same way,
+distinguished by their names alone. So stored sockets have other names than activated ones.
 
-1. The variables leave the environment as they are read, and the descriptors are not inherited:
-   a program of ours that had them would keep an address taken after the daemon's end.
-2. Every descriptor has one owner in the end: whoever takes it by its name, or close_rest().
+1. The variables are removed from the environment as they are read, and the descriptors are not
+   inheritable: a program of the daemon that had them would keep an address in use after the
+   daemon's end.
+2. Every descriptor gets one owner: the caller of take(), or close_rest() closes it.
 """
 
 from __future__ import annotations
@@ -19,51 +20,51 @@ from collections.abc import MutableMapping
 
 import attrs
 
-# The first descriptor that is handed down, by convention.
+# The first passed descriptor, by convention.
 LISTEN_FDS_START = 3
-# More than a manager keeps for anybody; what is above is no number that it wrote.
+# More than a manager stores for a unit; a larger number was not written by one.
 MAX_FDS = 4096
 VARIABLES = ("LISTEN_PID", "LISTEN_PIDFDID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 @attrs.define(eq=False)
 class InheritedSockets:
-    """What was handed down and is not taken yet: descriptors by name, several of one name too."""
+    """The passed descriptors that are not taken yet, by name; a name may have several."""
 
     _descriptors: dict[str, list[int]] = attrs.field(factory=dict)
 
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str]) -> InheritedSockets:
-        """Take the variables out of *environ*; empty where they are meant for another process.
+        """Remove the variables from *environ*; empty where they are for another process.
 
-        Call it before anything is opened or spawned: the numbers are what is known.
+        Call it before anything is opened or spawned: the descriptors are known by number only.
         """
         pid, _, count, names = (environ.pop(name, "") for name in VARIABLES)
         if pid != str(os.getpid()):
             return cls()
         inherited, given = cls(), names.split(":") if names else []
         for position in range(_number(count)):
-            # As sd_listen_fds_with_names(3) calls what has no name.
+            # The name that sd_listen_fds_with_names(3) gives to an unnamed one.
             name = given[position] if position < len(given) else "unknown"
             try:
                 fcntl.fcntl(LISTEN_FDS_START + position, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
             except OSError:
-                continue  # closed by whoever started us
+                continue  # closed by the process that started this one
             inherited._descriptors.setdefault(name, []).append(LISTEN_FDS_START + position)
         return inherited
 
     def take(self, name: str) -> list[socket.socket]:
-        """The listening stream sockets called *name*; whatever else is called so is left."""
+        """The listening stream sockets called *name*; others of that name are left."""
         found = self._descriptors.get(name, [])
-        mine = [fd for fd in found if _is_listening_stream(fd)]
-        self._descriptors[name] = [fd for fd in found if fd not in mine]
-        taken = [socket.socket(fileno=fd) for fd in mine]
+        listening = [fd for fd in found if _is_listening_stream(fd)]
+        self._descriptors[name] = [fd for fd in found if fd not in listening]
+        taken = [socket.socket(fileno=fd) for fd in listening]
         for each in taken:
             each.settimeout(0)
         return taken
 
     def close_rest(self) -> list[str]:
-        """Close what nobody took; the names of that, sorted."""
+        """Close what was not taken; return the names, sorted."""
         left = {name: fds for name, fds in self._descriptors.items() if fds}
         self._descriptors.clear()
         for fds in left.values():
@@ -73,7 +74,7 @@ class InheritedSockets:
 
 
 def _number(written: str) -> int:
-    """How many were handed down; 0 for what no manager writes."""
+    """The count of LISTEN_FDS; 0 where it is invalid."""
     number = int(written) if re.fullmatch("[0-9]{1,4}", written) else 0
     return number if number <= MAX_FDS else 0
 

@@ -110,7 +110,7 @@ def test_a_start_stalls_what_lacks_its_secret(desk: Desk, credentials: Path) -> 
     lines = [json.loads(line) for line in ran.stderr.splitlines()]
     (stalled,) = (line for line in lines if line["event"] == "controller.stalled")
     assert stalled["controller"] == "p"
-    assert "options.login: credential login was not handed in" in stalled["reason"]
+    assert "options.login: credential login was not passed in" in stalled["reason"]
     assert any(line.get("key") == "x/b" for line in lines)
     assert "it is [redacted]" in ran.stderr
     assert "tok-Q7x9" not in ran.stderr

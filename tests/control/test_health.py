@@ -69,8 +69,8 @@ async def test_alive_and_ready(site: Site) -> None:
     ("method", "target", "status", "told"),
     [
         ("GET", "/metrics", 404, "/metrics is not built yet in this version"),
-        ("GET", "/", 404, "there are /livez and /readyz"),
-        ("GET", "/livez/x", 404, "there are /livez and /readyz"),
+        ("GET", "/", 404, "not found: use /livez or /readyz"),
+        ("GET", "/livez/x", 404, "not found: use /livez or /readyz"),
         ("POST", "/livez", 405, "GET and HEAD only"),
         ("DELETE", "/nowhere", 405, "GET and HEAD only"),
     ],

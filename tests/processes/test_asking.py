@@ -92,14 +92,14 @@ def test_without_a_daemon_it_is_69(workspace: Workspace, verb: str) -> None:
     path = workspace.state / "control.sock"
     told = workspace.verb(verb)
     assert told.returncode == 69
-    assert told.stderr == f"reconciled {verb}: no daemon answers: there is no {path}\n"
+    assert told.stderr == f"reconciled {verb}: no daemon answers: {path} does not exist\n"
     daemon = workspace.started()
     daemon.send(signal.SIGKILL)
     daemon.ended()
     assert path.exists()
     told = workspace.verb(verb)
     assert told.returncode == 69
-    assert told.stderr == f"reconciled {verb}: no daemon answers: nobody serves {path}\n"
+    assert told.stderr == f"reconciled {verb}: no daemon answers: no process serves {path}\n"
 
 
 def test_a_killed_daemon_is_followed_by_one_that_answers(workspace: Workspace) -> None:
@@ -166,7 +166,7 @@ def test_c13_3_a_port_in_use(workspace: Workspace) -> None:
     workspace.configure()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        sentence = f"127.0.0.1:{port} cannot be listened on: something listens there already"
+        sentence = f"cannot listen on 127.0.0.1:{port}: another process listens there"
         daemon = workspace.started()
         change(workspace, http={"listen": f"127.0.0.1:{port}"})
         told = workspace.verb("reload")

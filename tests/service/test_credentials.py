@@ -92,7 +92,7 @@ def test_a_name_leads_nowhere_else(name: str) -> None:
 
 def test_what_is_not_there(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing credential, and a missing directory, are told with the line that brings it."""
-    told = "credential other was not handed in: write LoadCredential=other:/etc/credstore/other"
+    told = "credential other was not passed in: write LoadCredential=other:/etc/credstore/other"
     assert why("other").startswith(told)
     monkeypatch.delenv(VARIABLE)
     assert why("other").startswith(told)
@@ -103,20 +103,20 @@ def test_what_is_not_there(directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_cannot_be_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link, a directory, a pipe, too much and no text are told, and nothing is waited for."""
     (directory / "link").symlink_to(directory / "token")
-    assert "credential link cannot be read: Too many levels of symbolic links" in why("link")
+    assert "cannot read credential link: Too many levels of symbolic links" in why("link")
     (directory / "inner").mkdir()
-    assert "no regular file" in why("inner")
+    assert "not a regular file" in why("inner")
     os.mkfifo(directory / "pipe")
-    assert "no regular file" in why("pipe")
+    assert "not a regular file" in why("pipe")
     (directory / "large").write_bytes(b"x" * LARGEST)
     assert len(Secret("large").reveal()) == LARGEST
     (directory / "large").write_bytes(b"x" * (LARGEST + 1))
     assert "larger than 1 MiB" in why("large")
     (directory / "binary").write_bytes(VALUE.encode() + b"\xff")
-    assert why("binary") == "credential binary is not text: it is no UTF-8"
+    assert why("binary") == "credential binary is not valid UTF-8 text"
     assert Secret("binary").reveal_bytes().endswith(b"\xff")
     monkeypatch.setenv(VARIABLE, "credentials")
-    assert "$CREDENTIALS_DIRECTORY is 'credentials', and no absolute path" in why()
+    assert "$CREDENTIALS_DIRECTORY is 'credentials', which is not an absolute path" in why()
 
 
 def test_what_was_handed_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_secrets_are_found_where_they_stand() -> None:
         (("several", 1, "token"), Secret("c")),
     ]
     assert list(secrets_in({"a": [1, "x", None]})) == []
-    assert unavailable_reason(value).startswith("credential a was not handed in")
+    assert unavailable_reason(value).startswith("credential a was not passed in")
     assert unavailable_reason(Inner(Secret("token"))) == ""
 
 

@@ -120,7 +120,7 @@ def test_without_its_credential_a_run_fails_and_says_what_to_write(service: Serv
     service.start()
     reason = service.wait_for("reconcile.failed", key="x/site").fields["reason"]
     assert reason == (
-        "environment has no TOKEN: credential api-token was not handed in: write"
+        "environment has no TOKEN: credential api-token was not passed in: write"
         " LoadCredential=api-token:/etc/credstore/api-token in a drop-in of the unit,"
         " and restart it"
     )
@@ -142,7 +142,7 @@ def test_an_interrupted_operation_without_its_credential_is_held(
     service.kill("KILL")
     held = service.wait_for("operation.held", key="x/site").fields
     assert held["reason"].startswith(
-        "a secret of its pinned spec is missing: credential api-token was not handed in: write"
+        "a secret of its pinned spec is missing: credential api-token was not passed in: write"
         " LoadCredential=api-token:"
     )
     assert noted(service) == [line(1, VALUE)]

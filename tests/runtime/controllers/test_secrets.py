@@ -97,7 +97,7 @@ def test_options_without_their_secret_stall_one_controller(
     assert stalled.config.name == "bad"
     assert stalled.reason.startswith(
         f"{tmp_path}/r.yaml:9:16: controllers.bad.options.login.token: "
-        "credential absent was not handed in: write LoadCredential=absent:"
+        "credential absent was not passed in: write LoadCredential=absent:"
     )
     assert found.problems == ()
 
@@ -111,7 +111,7 @@ async def test_check_of_secrets(
     assert credentials_visible()
     (line,) = check_secrets(scans)
     assert line.startswith(
-        f"{tmp_path}/bad/m.yaml:1:1: spec.token: credential absent was not handed in: write"
+        f"{tmp_path}/bad/m.yaml:1:1: spec.token: credential absent was not passed in: write"
     )
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
     assert not credentials_visible()
@@ -149,7 +149,7 @@ async def test_a_missing_secret_holds_an_interrupted_operation(
         await runtime.wait_all_blocked()
         hold = hold_of(runtime)
         assert hold.reason.startswith(
-            "a secret of its pinned spec is missing: credential t was not handed in: write Load"
+            "a secret of its pinned spec is missing: credential t was not passed in: write Load"
         )
         assert not hold.by_cap
         assert script.calls_for("a") == ["observe", "recover"]
@@ -243,7 +243,7 @@ async def test_c13_a_reload_stalls_what_lacks_its_secret(
         await whole_daemon.reload()
         (line,) = whole_daemon.log_lines("controller.stalled")
         assert line["controller"] == "b"
-        assert "b.options.login.token: credential absent was not handed in" in line["reason"]
+        assert "b.options.login.token: credential absent was not passed in" in line["reason"]
         assert sorted(daemon.controllers) == ["a"]
         assert whole_daemon.log_lines("reload.done")[0]["stalled"] == ["b"]
 

@@ -197,7 +197,10 @@ def test_an_activated_socket_is_the_managers(
 def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
     """C13.3: it cannot start: with a sentence, and without leaving anything open."""
     port = free()
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(ListenRefused, match="already"):
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ListenRefused, match="another process listens"),
+    ):
         Listeners.open(
             config(tmp_path, f"127.0.0.1:{port}"),
             InheritedSockets(),
@@ -235,7 +238,7 @@ def test_what_the_manager_forgets_may_be_in_the_way(
         Listeners.open(*arguments).close()
         assert waits == 3
     else:
-        with pytest.raises(ListenRefused, match="already"):
+        with pytest.raises(ListenRefused, match="another process listens"):
             Listeners.open(*arguments)
     before.close()
 
@@ -289,8 +292,8 @@ async def test_c13_3_a_port_in_use_changes_nothing(
             answer = await reloaded(whole_daemon)
         assert answer.code == 78
         assert answer.lines[0] == (
-            f"{whole_daemon.config}:1:8: 127.0.0.1:{taken} cannot be listened on: something listens"
-            " there already: end that, or choose another port"
+            f"{whole_daemon.config}:1:8: cannot listen on 127.0.0.1:{taken}:"
+            " another process listens there: end it, or choose another port"
         )
         assert daemon.controllers == before
         assert "200 OK" in str(await get(port))
