@@ -280,6 +280,17 @@ def _add_journal(parser: argparse.ArgumentParser) -> None:
         help="show at most N past operations (default: 20)",
     )
     showing.add_argument("id", metavar="ID", help="ID of the operation, or a unique prefix")
+    _add_decision(resolving)
+    for action in (listing, showing, resolving):
+        action.add_argument(
+            "--state", metavar="DIRECTORY", help="state directory (default: as configured)"
+        )
+    for action in (listing, showing):
+        action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_decision(resolving: argparse.ArgumentParser) -> None:
+    """The arguments of ``journal resolve``."""
     resolving.add_argument(
         "id", metavar="ID", nargs="?", help="ID of the operation, or a unique prefix"
     )
@@ -301,12 +312,6 @@ def _add_journal(parser: argparse.ArgumentParser) -> None:
     resolving.add_argument(
         "--why", required=True, metavar="TEXT", help="reason of the decision, kept in the journal"
     )
-    for action in (listing, showing, resolving):
-        action.add_argument(
-            "--state", metavar="DIRECTORY", help="state directory (default: as configured)"
-        )
-    for action in (listing, showing):
-        action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _version_action() -> type[argparse.Action]:

@@ -1,8 +1,8 @@
-"""The logger that code holds: a structlog logger whose level can change while it is held.
+"""The logger that other modules hold: a structlog logger whose level can change at run time.
 
-structlog bakes the level into the class of a logger, which makes a call below the level as cheap
-as an empty method, and deaf to a later change. Here each configuration has a class of its own,
-and a change replaces methods of that class: it reaches every logger that was ever bound.
+structlog builds the level into the class of a logger: a call below the level is as cheap as an
+empty method, but ignores a later change. Here each configuration has its own class, and a change
+replaces methods of that class: it takes effect in every logger that was ever bound.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ class BoundLog(structlog.BoundLoggerBase):
     """``log.info("event.name", field=1)``; ``bind(key=…)`` gives one with more fields.
 
     The event is a fixed dotted name: nothing is interpolated into it, and positional arguments
-    become the field ``args``. No call raises. time, level and event are no names for fields.
+    become the field ``args``. No call raises. time, level and event are reserved field names.
     """
 
     def debug(self, event: str, /, *args: Any, **fields: Any) -> None:
-        """For who develops: each decision."""
+        """For developers: each decision."""
         self._emit("debug", event, args, fields)
 
     def info(self, event: str, /, *args: Any, **fields: Any) -> None:
-        """Something was done, or a state has changed."""
+        """Something was done, or a state changed."""
         self._emit("info", event, args, fields)
 
     def warning(self, event: str, /, *args: Any, **fields: Any) -> None:
-        """Somebody should look at it some day."""
+        """Something may need attention, but not now."""
         self._emit("warning", event, args, fields)
 
     def error(self, event: str, /, *args: Any, **fields: Any) -> None:
-        """Something is not as declared, and will not become so by itself."""
+        """Something is not as declared, and stays so until a person acts."""
         self._emit("error", event, args, fields)
 
     def critical(self, event: str, /, *args: Any, **fields: Any) -> None:
-        """The daemon itself is at fault."""
+        """A fault of the daemon itself."""
         self._emit("critical", event, args, fields)
 
     def exception(self, event: str, /, *args: Any, **fields: Any) -> None:
@@ -48,12 +48,12 @@ class BoundLog(structlog.BoundLoggerBase):
     def _emit(self, level: str, event: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         if args:
             fields = {"args": args, **fields}
-        # Not as keyword arguments: those of the parent's method would collide with fields.
+        # Not as keyword arguments: the parameters of the parent's method would collide with fields.
         try:
             line, _ = self._process_event(level, event, fields)
         except structlog.DropEvent:
             return
-        except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+        except Exception as exc:  # noqa: BLE001 - a log call must not fail for its arguments
             self._logger.lost(level, event, exc)
             return
         self._logger.line(*line)
@@ -64,17 +64,17 @@ def _nop(_self: BoundLog, _event: str, /, *_args: Any, **_fields: Any) -> None:
 
 
 def bound_log_class() -> type[BoundLog]:
-    """A class of loggers whose level is theirs alone."""
+    """A class of loggers that share one level, independent of other classes."""
     return type("BoundLog", (BoundLog,), {})
 
 
 def set_level(loggers: type[BoundLog], level: str) -> None:
-    """Silence the methods of *loggers* below *level*, and give back the others.
+    """Silence the methods of *loggers* below *level*, and restore the others.
 
-    Raises ValueError for a level that is none of LEVELS.
+    Raises ValueError for a level that is not in LEVELS.
     """
     if level not in LEVELS:
-        raise ValueError(f"{level!r} is no log level: write one of {', '.join(LEVELS)}")
+        raise ValueError(f"{level!r} is not a log level: write one of {', '.join(LEVELS)}")
     threshold = LEVELS.index(level)
     for position, name in enumerate(LEVELS):
         if position < threshold:

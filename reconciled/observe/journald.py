@@ -47,21 +47,23 @@ PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _LONGEST_NAME = 64  # the journal drops a field with a longer one
 _KNOWN = {"traceback": "TRACEBACK", "errno": "ERRNO"}
 _NO_NAME = re.compile("[^A-Z0-9_]")
-# Of one field, and of the words that say why; the field of the entry has it whole.
+# Characters of one field and of the reason in MESSAGE; the entry's own field is complete.
 _LONGEST, _LONGEST_WHY = 200, 1000
 _REASON_FIELDS = ("reason", "error")
-# A line for each of them: to be copied, or to be read as a list.
+# Fields with their own lines in MESSAGE: to be copied, or read as a list.
 _OWN_LINE_FIELDS = ("evidence", "where", "commands", "report")
 _MULTILINE_FIELDS = (*_OWN_LINE_FIELDS, "traceback")
-# Told by the message in a way of its own, or by another field of it.
+# Fields that MESSAGE shows elsewhere, or that have another field of the entry.
 _SHOWN_ELSEWHERE = frozenset({"key", *_REASON_FIELDS, *_OWN_LINE_FIELDS, "traceback", "errno"})
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 SOCKET = "/run/systemd/journal/socket"
-# As systemd's own library has it. The kernel caps it; without it some 160 records fill it.
+# Bytes of the send buffer, as in systemd's own library. The kernel caps it; with the kernel's
+# default some 160 records fill it.
 _BUFFER = 8 << 20
-# Bytes. Some machines allow datagrams of megabytes: one of them would keep all others waiting.
+# Bytes. Some machines allow datagrams of megabytes: one of them would delay all others.
 _LARGE = 1 << 16
-# There is no journal now, as its socket is made anew, say. ENOENT: not even the file of it.
+# The journal is not there now, for example while its socket is created again. ENOENT: the file of
+# the socket is missing.
 _UNAVAILABLE = frozenset(
     {errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ENOENT}
 )
@@ -75,8 +77,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 def syslog_identifier(environment: Mapping[str, str]) -> str:
     """``reconciled``, or ``reconciled-NAME`` for an instance.
 
-    The manager tells nobody what SyslogIdentifier= is; in the shipped units the runtime directory
-    has the same name.
+    The manager does not pass SyslogIdentifier= to the process; in the shipped units the runtime
+    directory has the same name.
     """
     directory = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     name = directory.rpartition("/")[2]
@@ -96,7 +98,7 @@ class JournaldRenderer:
         return {level: f"PRIORITY={number}\n{named}" for level, number in PRIORITIES.items()}
 
     def __call__(self, _moment: str, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
-        """The datagram of an event. *fields* are plain data; those that are None are left out."""
+        """The datagram of an event. *fields* are plain data; None values are left out."""
         head = self._heads[level]
         if event in MESSAGE_IDS:
             head = f"{head}MESSAGE_ID={MESSAGE_IDS[event]}\n"
@@ -114,7 +116,7 @@ class JournaldRenderer:
 
 
 def message(event: str, fields: Mapping[str, Any]) -> str:
-    """What a person reads of it: one line, and below it lists and a traceback, if there are any."""
+    """The text for people: one line, followed by lists and a traceback, if there are any."""
     text = _plain_name(event)
     key = fields.get("key")
     if key is not None:
@@ -159,7 +161,7 @@ def _binary_field(name: str, text: str) -> bytes:
     return b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data)
 
 
-# Memos of pure functions: the same few names come with every line.
+# Memoized pure functions: every line has the same few names.
 @functools.lru_cache(maxsize=1024)
 def _plain_name(name: str) -> str:
     return escaped(name)
@@ -167,7 +169,7 @@ def _plain_name(name: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def field_name(name: str) -> str:
-    """What the journal calls the field *name*: capitals, digits and underscores alone."""
+    """The journal's name of the field *name*: capitals, digits and underscores only."""
     known = _KNOWN.get(name)
     return known or (PREFIX + _NO_NAME.sub("_", name.upper()))[:_LONGEST_NAME]
 
@@ -177,7 +179,7 @@ def field_name(name: str) -> str:
 
 @attrs.define(eq=False)
 class JournaldSocket:
-    """A Descriptor (see descriptor) that takes whole records; made by open_journal()."""
+    """A Descriptor (see output_descriptor) for whole records; made by open_journald()."""
 
     _socket: socket.socket
     _path: str
@@ -185,13 +187,13 @@ class JournaldSocket:
 
     @property
     def fd(self) -> int:
-        """For waiting until it is writable."""
+        """The descriptor to wait for until it is writable."""
         return self._socket.fileno()
 
     def write(self, data: bytes) -> int:
-        """Send *data* as one record: its length, or 0 if the journal cannot take it now.
+        """Send *data* as one record, and return its length; 0 if the journal cannot accept it now.
 
-        Raises OSError for what is wrong with this record, or with us (no memory left for it).
+        Raises OSError if this record cannot be sent at all, or this process has no memory for it.
         """
         try:
             return self._send(data)
@@ -207,7 +209,7 @@ class JournaldSocket:
             return 0
 
     def close(self) -> None:
-        """What was sent stays in the journal's queue."""
+        """Close the socket. Records that were sent stay in the journal's queue."""
         self._socket.close()
 
     def _send(self, data: bytes) -> int:
@@ -232,9 +234,9 @@ class JournaldSocket:
 def open_journald(
     environment: Mapping[str, str], descriptor: int, *, force: bool, path: str
 ) -> JournaldSocket | None:
-    """A way to the journal where *descriptor* leads there by the manager's hand; None elsewhere.
+    """The socket of the journal if the manager connected *descriptor* to the journal; else None.
 
-    insist: also where it does not. None then means that there is no journal.
+    *force*: also if it did not. None then means that there is no journal.
     """
     if not force and environment.get("JOURNAL_STREAM") != _identity(descriptor):
         return None
@@ -250,7 +252,10 @@ def open_journald(
 
 
 def _identity(descriptor: int) -> str:
-    """As JOURNAL_STREAM names it: a program that inherits the variable may write elsewhere."""
+    """*descriptor* in the form of JOURNAL_STREAM.
+
+    The variable alone proves nothing: a program that inherits it may write elsewhere.
+    """
     try:
         status = os.fstat(descriptor)
     except OSError:

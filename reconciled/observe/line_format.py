@@ -1,9 +1,9 @@
-"""One log line as text: for a person at a terminal, or as one JSON object.
+"""Formats one log line: as text for a terminal, or as one JSON object.
 
-1. A line is one line: nothing in a value can end it, or begin another one, or talk to the
+1. A line stays one line: nothing in a value can end it, begin another one, or control the
    terminal (newlines, escape sequences, text direction).
 2. time, level and event come first, in this order, then key and run, then the others as given.
-3. A traceback is the one thing with lines of its own on a terminal; each is indented and marked.
+3. Only a traceback has further lines on a terminal; each is indented and marked.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import attrs
 
 _FIRST = ("key", "run")
-# C1 controls, line separators and direction marks: JSON and repr leave them as they are.
+# C1 controls, line separators and direction marks: JSON and repr do not escape them.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff]")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\\\\]")
 _BARE = re.compile(r"[^\s\"'=\\\x00-\x1f]+")
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
-# Made once: json.dumps() makes one for each call that has options.
+# Created once: json.dumps() creates an encoder for each call that has options.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _SPACED = json.JSONEncoder(ensure_ascii=False).encode
-# JSON spells them as Python does, infinities aside, and its encoder takes ten times as long.
+# Except for infinities JSON writes them as str() does, and its encoder takes ten times as long.
 NUMBERS = frozenset({int, float})
-_EVENT_WIDTH = 24  # most names are shorter, so that fields start in one column
+_EVENT_WIDTH = 24  # most names are shorter: fields start in one column
 _DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _COLOURS = {
     "debug": "\x1b[2m",
@@ -37,7 +37,7 @@ _COLOURS = {
     "critical": "\x1b[1;31m",
 }
 
-# From moment, level, event and fields to what the sink takes.
+# Converts moment, level, event and fields into one record of the sink.
 Renderer = Callable[[str, str, str, Mapping[str, Any]], bytes]
 
 
@@ -45,12 +45,12 @@ Renderer = Callable[[str, str, str, Mapping[str, Any]], bytes]
 class TimestampFormatter:
     """RFC 3339 times in UTC with milliseconds. Threads may share it."""
 
-    # The newest second and its text: formatting it costs more than the rest of a short line.
+    # The latest second and its text: formatting it costs more than the rest of a short line.
     _last: tuple[int, str] = attrs.field(default=(-1, ""), init=False)
 
     def format(self, seconds: float) -> str:
         """*seconds* since the epoch, as ``2026-01-31T23:59:59.999Z``."""
-        # Rounded, as a time that was computed may be a hair below what it means.
+        # Rounded: a computed time may be slightly below the intended value.
         whole, milliseconds = divmod(round(seconds * 1000), 1000)
         last = self._last
         if whole != last[0]:
@@ -69,7 +69,7 @@ def json_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) ->
         if name not in line:
             line[name] = value
     text = _ENCODE(line)
-    # isascii() is free, and such characters can stand in JSON's strings only.
+    # isascii() is cheap, and such characters occur within JSON strings only.
     if not text.isascii() or "\x7f" in text:
         text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return encoded(text + "\n")
@@ -86,12 +86,12 @@ def colour_line(moment: str, level: str, event: str, fields: Mapping[str, Any]) 
 
 
 def encoded(text: str) -> bytes:
-    """*text* as it leaves. A name that was no UTF-8 stays readable, and the escape is JSON's."""
+    """*text* as UTF-8; a lone surrogate, from a name that was not UTF-8, becomes a JSON escape."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def format_value(value: Any) -> str:
-    """A field's plain *value* for a person: bare where that is clear, otherwise quoted."""
+    """A field's plain *value* for a person: bare where that is unambiguous, otherwise quoted."""
     if isinstance(value, str):
         if _BARE.fullmatch(value) and not _CONTROL.search(value):
             return value
@@ -114,11 +114,11 @@ def _text(moment: str, level: str, event: str, fields: Mapping[str, Any], *, col
     traceback = fields.get("traceback")
     names = [name for name in _FIRST if name in fields]
     names += [name for name in fields if name not in _FIRST and name != "traceback"]
-    told = " ".join(f"{dim}{escaped(name)}={reset}{format_value(fields[name])}" for name in names)
+    shown = " ".join(f"{dim}{escaped(name)}={reset}{format_value(fields[name])}" for name in names)
     head = f"{dim}{moment}{reset} {shade}{level:<8}{reset} {bold}{escaped(event):<{_EVENT_WIDTH}}"
-    line = f"{head}{reset} {told}".rstrip()
+    line = f"{head}{reset} {shown}".rstrip()
     if isinstance(traceback, str):
-        # split, not splitlines: the latter also splits at what escaped() makes visible.
+        # split, not splitlines: the latter also splits at characters that escaped() escapes.
         rows = traceback.rstrip("\n").split("\n")
         line += "".join(f"\n    {dim}|{reset} {escaped(row)}" for row in rows)
     return encoded(line + "\n")

@@ -1,10 +1,10 @@
-"""The kinds of events that the journal knows by a number of their own (MESSAGE_ID).
+"""The MESSAGE_ID of each event that has one in systemd's journal.
 
-They are the events after which somebody may have to do something, and the marks by which a night
-is read: ready, a stop's begin and end. ``journalctl -x`` shows, below an entry, what
-systemd/reconciled.catalog says about its number.
+These are the events after which a person may have to act, and the landmarks of a history: ready,
+the begin and the end of a stop. ``journalctl -x`` shows, below an entry, the text that
+systemd/reconciled.catalog has for its id.
 
-A number never changes and is never used again: alarms are built on it. A new one is made by
+An id never changes and is never reused: alarms depend on it. Create a new one with
 ``systemd-id128 new``.
 """
 

@@ -1,15 +1,15 @@
-"""A descriptor that somebody handed us, written without ever waiting for its reader.
+"""Writes to an inherited descriptor without ever waiting for its reader.
 
 O_NONBLOCK is a flag of the open file description, which an inherited descriptor shares with the
 shell and with other programs on the same terminal: setting it breaks them. So each kind of file
-has a way of its own:
+is written differently:
 
-* FIFOs, pipes and terminals are opened again through /proc: a description of our own.
-* Sockets take MSG_DONTWAIT with each call.
+* FIFOs, pipes and terminals are opened again through /proc, which makes a new description.
+* Sockets are written with MSG_DONTWAIT.
 * Regular files and devices such as /dev/null never wait for a reader. They are written through a
   duplicate, which shares offset and append mode with the original.
-* Where opening again is refused (another user's pipe, no /proc), poll() is asked before each
-  write of at most PIPE_BUF bytes, which a pipe that polls writable takes at once.
+* Where opening again is refused (another user's pipe, no /proc), poll() is called before each
+  write of at most PIPE_BUF bytes, which a pipe that polls writable accepts at once.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from typing import Protocol
 
 import attrs
 
-_PTMX = (5, 2)  # opening it again makes a new terminal instead
+_PTMX = (5, 2)  # opening /dev/ptmx again makes a new terminal
 
 
 class Descriptor(Protocol):
-    """Where bytes go. write() may be called by any thread, one at a time."""
+    """A destination of bytes. Any thread may call write(), one at a time."""
 
     @property
     def fd(self) -> int:
-        """For waiting until it is writable; -1 if there is nothing to wait for."""
+        """The descriptor to wait for until it is writable; -1 if it is closed."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads it."""
+        """Whether it is a terminal."""
 
     def write(self, data: bytes) -> int:
-        """Write what fits right now: the number of bytes, 0 if the reader stalls.
+        """Write what fits now, and return the number of bytes; 0 if the reader stalls.
 
-        Raises OSError when nobody will read any more, or the disk is full.
+        Raises OSError when the reader has closed its end, or the disk is full.
         """
 
     def close(self) -> None:
-        """Give up our own handle; the inherited descriptor stays open."""
+        """Close this object's own descriptor; the inherited one stays open."""
 
 
 @attrs.define(eq=False)
@@ -104,7 +104,7 @@ class _Polled:
             return 0
         try:
             return os.write(self.fd, data[: select.PIPE_BUF])
-        except BlockingIOError:  # somebody else made the shared description non-blocking
+        except BlockingIOError:  # another process made the shared description non-blocking
             return 0
 
     def close(self) -> None:
@@ -117,20 +117,20 @@ class _Closed:
     is_terminal: bool = False
 
     def write(self, data: bytes) -> int:
-        raise BrokenPipeError(f"there is nowhere to write {len(data)} bytes to")
+        raise BrokenPipeError(f"the descriptor is closed: cannot write {len(data)} bytes")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: it is closed already."""
 
 
 def open_descriptor(inherited: int) -> Descriptor:
-    """A non-blocking way to write to *inherited*, whose flags stay as they are.
+    """A non-blocking Descriptor that writes to *inherited*, whose flags stay as they are.
 
     A closed descriptor gives one whose writes all raise BrokenPipeError.
     """
     try:
         status = os.fstat(inherited)
-        duplicate = os.dup(inherited)  # non-inheritable, so that no child keeps it
+        duplicate = os.dup(inherited)  # non-inheritable: children do not keep it open
     except OSError:
         return _Closed()
     terminal = os.isatty(duplicate)

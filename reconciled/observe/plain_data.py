@@ -1,9 +1,8 @@
-"""Turning any value that somebody logs into plain, bounded, safe data.
+"""Converts any logged value into plain, bounded data without secrets.
 
 1. Never raises: not for a broken __repr__, a reference cycle, or a number that JSON lacks.
-2. What comes out is what JSON can express, bounded in length, depth and number of items; a cut
-   carries a mark.
-3. No secret comes out (see redaction).
+2. The result is valid JSON data, bounded in length, depth and number of items; a cut is marked.
+3. The result contains no secret (see redaction).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LONGEST = 4096  # characters of a text
 LONGEST_TRACEBACK = 32768
 _MAX_DEPTH = 4
 _MAX_ITEMS = 64  # items of a collection
-_MAX_LEAVES = 5  # members of an exception group that are named
+_MAX_LEAVES = 5  # members of an exception group that are shown
 _INTEGER_LIMIT = 1 << 63  # beyond it readers of JSON lose digits
 
 
@@ -40,7 +39,7 @@ def plain_data(value: Any, redactor: Redactor, depth: int = 0) -> Any:
         return value if math.isfinite(value) else repr(value)
     try:
         return _plain_other(value, redactor, depth)
-    except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+    except Exception as exc:  # noqa: BLE001 - a log call must not fail for its arguments
         return f"<unprintable {kind.__name__}: {type(exc).__name__}>"
 
 
@@ -54,17 +53,17 @@ def redacted_text(value: str, redactor: Redactor, longest: int = LONGEST) -> str
 
 
 def message_of(error: BaseException) -> str:
-    """What *error* says; of a group the members that are no groups, with their types."""
+    """The message of *error*; of a group, type and message of each member that is not a group."""
     if isinstance(error, BaseExceptionGroup):
         leaves = list(_leaves(error))
-        told = "; ".join(
+        shown = "; ".join(
             f"{type(leaf).__name__}: {message_of(leaf)}" for leaf in leaves[:_MAX_LEAVES]
         )
         more = len(leaves) - _MAX_LEAVES
-        return f"{told}; and {more} more" if more > 0 else told
+        return f"{shown}; and {more} more" if more > 0 else shown
     try:
         return str(error)
-    except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+    except Exception as exc:  # noqa: BLE001 - a log call must not fail for its arguments
         return f"<unprintable {type(error).__name__}: {type(exc).__name__}>"
 
 
@@ -72,7 +71,7 @@ def traceback_of(error: BaseException, redactor: Redactor) -> str:
     """The traceback of *error* and of its causes, with newlines."""
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception as exc:  # noqa: BLE001 - a log call must not fail for what it is given
+    except Exception as exc:  # noqa: BLE001 - a log call must not fail for its arguments
         text = f"<no traceback of {type(error).__name__}: {type(exc).__name__}>"
     return redacted_text(text, redactor, LONGEST_TRACEBACK)
 

@@ -1,14 +1,13 @@
-"""Keeping secrets out of everything that is written for people.
+"""Removes secrets from everything that is written for people.
 
-1. What stands under a name like password or token is never shown.
-2. A registered value is shown nowhere, also not in its usual disguises (quoted, base64, repr).
-3. Credentials with a form of their own are recognised anywhere: user:password@ in a URL, and
-   what follows Bearer or Basic.
+1. The value of a name like password or token is never shown.
+2. A registered value is never shown, nor are its usual encodings (quoted, base64, repr).
+3. Secrets of a recognisable form are redacted anywhere: user:password@ in a URL, and the text
+   after Bearer or Basic.
+4. A credential of the service manager is redacted whole, and so are its parts that can be secrets:
+   a line of a key file, the token in a settings file.
 
-4. A credential of the service manager is hidden whole, and so are the parts of it that could be
-   secrets by themselves: a key file shown line by line, the token within a file of settings.
-
-It comes before cutting long texts, so that no cut leaves half a secret unrecognised.
+Redact before truncating, so that no truncation leaves half a secret unrecognised.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from urllib.parse import quote
 import attrs
 
 REDACTED = "[redacted]"
-# Shorter ones would blank half of every text, and protect nothing.
+# Shorter values would redact half of every text, and protect nothing.
 SHORTEST = 4
-# Of a credential and its parts: "true" may well be one, and must not vanish from the log.
+# For a credential and its parts: "true" may be one, and must not vanish from the log.
 SHORTEST_CREDENTIAL = 6
-_LONG = 512  # characters: to compile an expression of 64 KiB takes 80 ms, and finds nothing more
+_LONG = 512  # characters. A longer value is not compiled: an expression of 64 KiB takes 80 ms
 _REFERENCE = "credential"
 _NAME = re.compile(
     r"(?:^|[_\-. ])(?:pass(?:word|wd|phrase)|tokens?|secrets?|authorization|cookies?|credentials?"
@@ -34,8 +33,8 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
-# NAME: VALUE and NAME=VALUE as files of settings, JSON and URLs have them, one within another.
-# Matches begin with a word, and look on for so long: 64 KiB take no longer than they must.
+# NAME: VALUE and NAME=VALUE as in settings files, JSON and URLs, nested as well. A match begins
+# at a word and its lookahead is bounded: 64 KiB stay fast.
 _SETTING = re.compile(
     r"""(?<![\w.-])([\w.-]++)["']?[ \t]*[:=][ \t]*"""
     r"""(?="([^"\n]{1,255})"|'([^'\n]{1,255})'|([^\s"'][^\n,;&}]{0,255}))"""
@@ -45,10 +44,10 @@ _RANDOM = re.compile(r"[0-9]|[a-z].*[A-Z]|[A-Z].*[a-z]")
 _SCHEME = re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{4,}", re.IGNORECASE)
 
 
-# A memo of a pure function: the same few names come with every line.
+# A memoized pure function: every line has the same few names.
 @functools.lru_cache(maxsize=1024)
 def is_secret_name(name: str) -> bool:
-    """Whether a value under *name* is to be hidden whatever it is."""
+    """Whether every value of *name* is to be redacted."""
     return _NAME.search(name) is not None
 
 
@@ -60,13 +59,13 @@ def _encodings(value: str) -> Iterator[str]:
 
 
 def _lines(value: str) -> Iterator[str]:
-    """The lines of a key file, which may be shown one by one."""
+    """The lines of a key file, which a program may print one by one."""
     if "\n" in value:
         yield from (line.strip() for line in value.splitlines() if len(line.strip()) > SHORTEST)
 
 
 def _parts(credential: str) -> Iterator[str]:
-    """What of a credential may be a secret by itself; its keywords and addresses are not."""
+    """The parts of a credential that can be secrets; its keywords and addresses cannot."""
     for name, *values in _SETTING.findall(credential):
         value = "".join(values).partition(" #")[0].strip()
         if is_secret_name(name) and len(value) >= SHORTEST_CREDENTIAL:
@@ -78,25 +77,25 @@ def _parts(credential: str) -> Iterator[str]:
 
 @attrs.define(eq=False)
 class Redactor:
-    """The secrets known so far. Safe to read from any thread."""
+    """The secrets registered so far. Any thread may call redact()."""
 
     _pattern: re.Pattern[str] | None = attrs.field(default=None, init=False)
     _values: frozenset[str] = attrs.field(default=frozenset(), init=False)
     _encoded_forms: set[str] = attrs.field(factory=set, init=False)
     _long: tuple[str, ...] = attrs.field(default=(), init=False)
-    # Put together when the next text comes: thousands of keys may bring a secret each at once.
+    # Compiled at the next redact(): thousands of keys may register a secret each at once.
     _stale: bool = attrs.field(default=False, init=False)
 
     def __repr__(self) -> str:
         return f"<Redactor {len(self._values)} secrets>"
 
     def register(self, value: str) -> None:
-        """Never show *value* again. Values under 4 characters cannot be hidden: ignored."""
+        """Redact *value* from now on. Values under 4 characters are ignored."""
         if len(value) >= SHORTEST and value not in self._values:
             self._add(value, _lines(value))
 
     def register_credential(self, text: str) -> None:
-        """Never show *text*, all that a file has, nor what of it may be a secret by itself.
+        """Redact *text*, the content of a credential file, and its parts that can be secrets.
 
         Texts under 6 characters are ignored.
         """
@@ -110,9 +109,9 @@ class Redactor:
         self._stale = True
 
     def register_all(self, data: object) -> None:
-        """Register every text in plain *data* that stands under a name which names a secret.
+        """Register every text in plain *data* whose name says that it is a secret.
 
-        Except in a reference, ``{credential: NAME}``: a name is what messages have to show.
+        Except for a reference, ``{credential: NAME}``: messages have to show the name.
         """
         if isinstance(data, Mapping) and data.keys() == {_REFERENCE}:
             return
@@ -142,7 +141,7 @@ class Redactor:
             text = text.replace(shape, REDACTED)
         if self._pattern is not None:
             text = self._pattern.sub(REDACTED, text)
-        # The substring tests cost a tenth of the expressions and nearly always say no.
+        # The substring tests cost a tenth of the expressions and nearly always fail.
         if "://" in text and "@" in text:
             text = _USERINFO.sub(rf"\1:{REDACTED}@", text)
         if "earer " in text or "asic " in text:

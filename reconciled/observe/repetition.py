@@ -1,6 +1,6 @@
-"""What a log line speaks of: which lines are repetitions of one another, and which are changes.
+"""Determines which log lines repeat one another, and which are changes.
 
-core.folding decides what becomes of a repetition; here a line is made into what it looks at.
+RepeatFilter (core) decides whether a repetition is written; here a line becomes its input.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 from reconciled.core.repeat_filter import FAULTS, Line
 
-# Events whose equal lines each say something: never folded. A stop interrupts each key once, and a
-# thousand of them at once: to look for repetitions took a fifth of the time until they are out.
-# Those of a reload are answers: who asks again, and reads nothing, takes the daemon for deaf.
+# Events that are never folded, since each of their equal lines is information. A stop interrupts
+# each key once, a thousand of them at once: folding took a fifth of the time to write them.
+# Lines of a reload are replies: without a line a repeated request would seem to be ignored.
 _ANSWERS = ("reload.", "config.invalid", "removals.")
 UNFOLDED = (
     *("tasks.", "stop.", "log.dropped", "fault.recovered", "reconcile.interrupted"),
     *_ANSWERS,
     *("shutdown.announced", "shutdown.drained", "shutdown.overran", "shutdown.cancelled"),
 )
-# Differ between lines that say the same; so does every duration, by its name's ending.
+# Fields that differ between repetitions; durations, recognised by their ending, do as well.
 _VOLATILE = frozenset({"event", "run", "cause", "causes", "attempt", "exc_info"})
 _DURATION = "_s"
 _REASON = ("reason", "error")
@@ -28,7 +28,7 @@ _LONGEST_SUBJECT = 128
 
 
 def folding_line(level: str, fields: Mapping[str, Any]) -> Line:
-    """*fields* are plain data, with ``event`` among them."""
+    """The input of RepeatFilter for one line. *fields* are plain data and include ``event``."""
     stable = {
         name: value
         for name, value in fields.items()
@@ -39,17 +39,17 @@ def folding_line(level: str, fields: Mapping[str, Any]) -> Line:
         return Line(fields["event"], level, _subject(stable), key=key, fields=stable)
     reason = next((str(fields[name]) for name in _REASON if fields.get(name)), "")
     if key is not None:
-        # One fault of a key at a time: whatever else differs is a change of it.
+        # A key has one fault at a time: any other difference is a change of that fault.
         subject, reason = "", reason or _subject(stable)
     else:
-        told = {k: v for k, v in stable.items() if k not in (*_REASON, "error_type", "errno")}
-        # Lines that speak of nothing but their reason are not changes of one another.
-        subject = _subject(told or stable)
+        others = {k: v for k, v in stable.items() if k not in (*_REASON, "error_type", "errno")}
+        # Lines with no field but their reason are not changes of one another.
+        subject = _subject(others or stable)
     return Line(fields["event"], level, subject, reason, key, stable)
 
 
 def _series_key(fields: Mapping[str, Any]) -> str | None:
-    """What recovered() and forget() call it: the key, or a source as ``CONTROLLER: SOURCE``."""
+    """The name that mark_recovered() and forget() use: the key, or ``CONTROLLER: SOURCE``."""
     key = fields.get("key")
     if isinstance(key, str):
         return key
