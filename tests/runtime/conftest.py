@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import trio
 
-# Test folders are not packages; here is the one place that makes this one's modules importable.
+# Test folders are not packages: this makes the helper modules of this one importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
 def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that go to a thread are made in the loop: a virtual clock cannot wait for threads."""
+    """Calls in threads run in the loop instead: a virtual clock cannot wait for threads."""
 
     async def run_sync(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -27,7 +27,7 @@ def inline_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def whole_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The directory of a whole daemon, and the script around it."""
+    """The directory of a whole daemon, with scripted sources and reconcilers."""
     from whole_daemon import WholeDaemon
 
     return WholeDaemon(tmp_path, monkeypatch)

@@ -57,13 +57,13 @@ controllers:
 
 @attrs.frozen
 class Thing:
-    """A spec: value tells two of them apart."""
+    """A spec; value distinguishes two of them."""
 
     value: int = 0
 
 
 class ScriptedReconciler(Reconciler[Thing]):
-    """Does what acts says for the name, else nothing; keeps each request."""
+    """Calls the function in acts for the name, otherwise does nothing; keeps each request."""
 
     kind = "Thing"
 
@@ -87,7 +87,7 @@ class ScriptedReconciler(Reconciler[Thing]):
 
 
 class RemovingReconciler(ScriptedReconciler):
-    """A ScriptedReconciler with a removal; by default it is done at once."""
+    """A ScriptedReconciler that can remove; a removal is done at once by default."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -104,7 +104,7 @@ class RemovingReconciler(ScriptedReconciler):
 
 @attrs.define(eq=False)
 class ScriptedSource:
-    """A watcher that says what the test says: each of lives is one life of its task."""
+    """A watcher that reports what the test reports. Each start of its task takes one of starts."""
 
     name: str
     declares: bool = True
@@ -137,14 +137,14 @@ def lines_of(file: Path) -> list[Line]:
 
 
 def logs_to(file: Path, level: str = "info") -> Logs:
-    """A log that a test can read back, folded by the virtual clock."""
+    """Logs to *file*, with the virtual clock."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     try:
         return configure(
             "json", level, descriptor=descriptor, environment={}, clock=trio.current_time
         )
     finally:
-        os.close(descriptor)  # the log has its own
+        os.close(descriptor)  # the log has a duplicate
 
 
 def plugin_of(script: ScriptedReconciler) -> Plugin:
@@ -154,7 +154,7 @@ def plugin_of(script: ScriptedReconciler) -> Plugin:
 
 @attrs.define(eq=False)
 class OneController:
-    """The parts, and what a test asks of them."""
+    """The parts, with the calls and checks of tests."""
 
     context: RuntimeContext
     config: Config
@@ -165,26 +165,26 @@ class OneController:
     dispatcher: Dispatcher
     shutdown: Shutdown
     log_file: Path
-    # Work that a stop had to leave behind.
+    # Work that still ran at the end of a stop.
     stragglers: list[Work] = attrs.field(factory=list)
 
     def report(self, report: Report, source: int = 0) -> None:
-        """What a source says."""
+        """Report *report* from a source."""
         self.controller.handle_report(self.sources[source], report)
 
     def declare(self, *manifests: Manifest, complete: bool = True, source: int = 0) -> None:
-        """Exactly *manifests* are declared."""
+        """Report exactly *manifests* as declared."""
         self.report(Snapshot(manifests, complete=complete), source)
 
     def enqueue(
-        self, *names: str, cause: str = "wish", priority: Priority = Priority.ASKED
+        self, *names: str, cause: str = "requested", priority: Priority = Priority.ASKED
     ) -> None:
-        """Want a run of each, however it stands."""
+        """Queue a run of each name, whatever its state."""
         for name in names:
             self.controller.lane.add(key(name), trio.current_time(), cause, priority)
 
     async def wait_all_blocked(self) -> None:
-        """Until nothing can go on without time passing."""
+        """Wait until every task is blocked: nothing continues before time passes."""
         await trio.testing.wait_all_tasks_blocked()
 
     def log_lines(self, event: str, **fields: Any) -> list[Line]:
@@ -196,34 +196,34 @@ class OneController:
         ]
 
     def queue_state(self, name: str) -> str | None:
-        """Where the key stands in the queue; None: it has no state there."""
+        """The state of the key in the queue; None: it has no entry."""
         for entry in self.controller.lane:
             if entry.key == key(name):
                 return entry.key_state.value
         return None
 
     def failures(self, name: str) -> int:
-        """Failed runs in a row that the queue knows of."""
+        """Failed runs in a row, as the queue counts them."""
         return max((e.failures for e in self.controller.lane if e.key == key(name)), default=0)
 
     def references(self, name: str) -> list[str]:
-        """Every place that still knows the key (invariant 14)."""
+        """Every structure that still contains the key (invariant 14)."""
         wanted = key(name)
-        places: dict[str, Iterable[Any]] = {
+        containers: dict[str, Iterable[Any]] = {
             f"controller.{field.name}": value
             for field in attrs.fields(Controller)
             if isinstance(value := getattr(self.controller, field.name), dict | set)
         }
-        places["desired.owned"] = self.controller.desired.owned
-        places["desired.removing"] = self.controller.desired._removing
-        places["desired.manifests"] = self.controller.manifests
-        places["lane"] = self.controller.lane._entries
-        places["loops"] = self.context.loops._histories
-        places["folder"] = self.context.logs._folder._of_key
-        places["store"] = self.context.store.all_keys()
-        places["operations"] = self.context.operations.journal._mirror._by_key
-        places["works"] = [work.key for work in self.context.stop.all_works()]
-        found = [name for name, place in places.items() if wanted in place]
+        containers["desired.owned"] = self.controller.desired.owned
+        containers["desired.removing"] = self.controller.desired._removing
+        containers["desired.manifests"] = self.controller.manifests
+        containers["lane"] = self.controller.lane._entries
+        containers["loops"] = self.context.loops._histories
+        containers["folder"] = self.context.logs._folder._of_key
+        containers["store"] = self.context.store.all_keys()
+        containers["operations"] = self.context.operations.journal._mirror._by_key
+        containers["works"] = [work.key for work in self.context.stop.all_works()]
+        found = [name for name, container in containers.items() if wanted in container]
         rest = wanted.replace("/", "~").removeprefix("c~")
         found += [
             f"{directory}/"
@@ -248,7 +248,7 @@ async def run_one_controller(
     longest: str = "2m",
     level: str = "info",
 ) -> AsyncIterator[OneController]:
-    """A running controller named c, and its end."""
+    """Run a controller named c until the block ends."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = tmp_path / "r.yaml"

@@ -1,4 +1,4 @@
-"""Earlier lives of a daemon, and a reconciler that is asked what to do about what they left."""
+"""Earlier runs of a daemon, and a reconciler that decides about the operations they left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEPS = [
 
 
 class RecoveringReconciler(RemovingReconciler):
-    """A script that can observe and recover; asked is what it was asked, in order."""
+    """A script that can observe and recover; calls has its calls, in order."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -83,12 +83,12 @@ class RecoveringReconciler(RemovingReconciler):
         return await super().remove(request)
 
     def calls_for(self, name: str) -> list[str]:
-        """What it was asked about *name*."""
+        """Its calls for *name*, in order."""
         return [what for what, whose in self.calls if whose == name]
 
 
 class UndoingReconciler(RecoveringReconciler):
-    """One that can take steps back."""
+    """A reconciler that can undo steps."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -119,7 +119,7 @@ class OpenOperation:
 
 
 def open_store(tmp_path: Path) -> Store:
-    """The store of a daemon whose state lies in *tmp_path*."""
+    """The store of a daemon with its state in *tmp_path*."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700, exist_ok=True)
     return Store.open(state)
@@ -130,18 +130,18 @@ async def in_earlier_run(
     act: Callable[[Store, OperationJournal], Awaitable[Any]],
     machine: HostIdentity | None = None,
 ) -> Any:
-    """What *act* gives, done in an earlier life of the daemon, on *machine*."""
+    """The result of *act*, carried out by an earlier run of the daemon, on *machine*."""
     store = open_store(tmp_path)
     operations = OperationJournal.load(store, identity=machine)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         given = await act(store, operations)
-        nursery.cancel_scope.cancel(reason="that life is over")
+        nursery.cancel_scope.cancel(reason="the earlier run has ended")
     return given
 
 
 async def leave_open_operation(tmp_path: Path, **fields: Any) -> str:
-    """Leave such an operation; its id."""
+    """Leave an open operation with these fields; its id."""
     left = OpenOperation(**fields)
 
     async def act(__: Store, operations: OperationJournal) -> str:
@@ -173,7 +173,7 @@ async def run_restarted(
     cap: int = 3,
     **options: Any,
 ) -> AsyncIterator[OneController]:
-    """A rig that finds what earlier lives left: its queue has it before any source has spoken."""
+    """A controller that has queued what earlier runs left, before any source has reported."""
     async with run_one_controller(tmp_path, script, **options) as runtime:
         runtime.controller.config = attrs.evolve(
             runtime.controller.config, interrupted=policy, max_recoveries=cap
@@ -212,13 +212,13 @@ def operation_act(
 
 
 async def closed_operation(runtime: OneController, operation: str) -> OperationRecord | None:
-    """The operation *operation*, if it is over."""
+    """The record of *operation*, if it has ended."""
     past = await runtime.context.operations.journal.past_operations(1, operation)
     return past.records[0] if past.records else None
 
 
 async def ending_of(runtime: OneController, operation: str) -> Ending | None:
-    """How it ended; None: it is open, or nobody knows it."""
+    """How it ended; None: it is open or unknown."""
     record = await closed_operation(runtime, operation)
     return None if record is None else record.ending
 
@@ -257,7 +257,7 @@ def hold_of(runtime: OneController, name: str = "a") -> Hold:
 
 
 async def record_earlier_apply(tmp_path: Path, name: str = "a", value: int = 1) -> None:
-    """Let an earlier life have applied it."""
+    """Record *name* as applied by an earlier run."""
 
     async def act(store: Store, _: OperationJournal) -> None:
         manifest = thing(name, value)
@@ -269,7 +269,7 @@ async def record_earlier_apply(tmp_path: Path, name: str = "a", value: int = 1) 
 
 
 def set_read_only(runtime: OneController, *, on: bool) -> None:
-    """Let the store refuse to be written, by SQLite's own word."""
+    """Make SQLite refuse writes to the store, or accept them again."""
     runtime.context.store.writer.connection.execute(
         f"PRAGMA query_only={'ON' if on else 'OFF'}"
     ).close()

@@ -66,29 +66,29 @@ class NoLastResort:
         self.armed = 0
 
     def begin(self) -> None:
-        """Watches nothing."""
+        """Starts no thread."""
 
     def arm(self) -> None:
         self.armed += 1
 
     def wake(self) -> None:
-        """Wakes nobody."""
+        """There is no thread to wake."""
 
 
 class ScriptedSignals(SignalHandlers):
-    """Signals as the test tells them: the handlers of this process stay as they are."""
+    """Signals sent by the test: the handlers of this process are not replaced."""
 
     def install(self) -> None:
-        """Takes over nothing."""
+        """Replaces no handler."""
 
     def reclaim(self) -> list[str]:
-        """Nothing was taken over."""
+        """No handler was replaced."""
         return []
 
 
 @attrs.define(eq=False)
 class WholeDaemon:
-    """The directory of a daemon, and the script of everything around it."""
+    """The directory of a daemon, with scripted sources and reconcilers."""
 
     root: Path
     monkeypatch: pytest.MonkeyPatch
@@ -96,13 +96,13 @@ class WholeDaemon:
     declared: dict[str, Iterable[Manifest]] = attrs.field(factory=dict)
     # Controllers that have a timer beside their source.
     timers: set[str] = attrs.field(factory=set)
-    # Lives of the sources of a controller: what its watcher does instead of declaring.
+    # What each start of a controller's source does instead of declaring.
     source_runs: dict[str, list[Act]] = attrs.field(factory=dict)
     sources: dict[str, list[ScriptedSource]] = attrs.field(factory=dict)
     ran: list[str] = attrs.field(factory=list)
     removed: list[str] = attrs.field(factory=list)
     active: set[str] = attrs.field(factory=set)
-    # What ties the next daemon to the outside; it listens only where a test says so.
+    # The connections of the next daemon; it listens only if listening is set.
     integrations: ManagerIntegration = attrs.field(
         factory=lambda: ManagerIntegration.from_environ({})
     )
@@ -112,7 +112,7 @@ class WholeDaemon:
     once_exit_code: int | None = attrs.field(default=None, init=False)
     ended_at: float = attrs.field(default=0.0, init=False)
 
-    now: Any = None  # the world of the present test, for its plugin files
+    now: Any = None  # the instance of the present test, for its plugin files
 
     def __attrs_post_init__(self) -> None:
         self.monkeypatch.setattr(WholeDaemon, "now", self, raising=False)
@@ -177,7 +177,7 @@ class WholeDaemon:
         )
 
     async def reconcile(self, _: Any, request: Any) -> Any:
-        """A run, by what acts says."""
+        """A run, by the function in acts."""
         assert request.key not in self.active, "one key ran twice at once"
         self.ran.append(request.key)
         self.active.add(request.key)
@@ -188,29 +188,29 @@ class WholeDaemon:
             self.active.discard(request.key)
 
     async def remove(self, _: Any, request: Any) -> Any:
-        """A removal, always well."""
+        """A removal, always done."""
         self.removed.append(request.key)
         return done()
 
     def declare(self, controller: str, *manifests: Manifest) -> None:
-        """Exactly *manifests* are declared from now on."""
+        """Declare exactly *manifests* from now on."""
         self.declared[controller] = manifests
         running = self.daemon.controllers[controller]
         running.handle_report(running.watchers[0], Snapshot(manifests, complete=True))
 
     def signal(self, number: int = signal.SIGTERM) -> None:
-        """As the kernel delivers it."""
+        """Call the handler, as the interpreter does for a signal."""
         handler = self.daemon.signals._on_other
         if number in (signal.SIGTERM, signal.SIGINT):
             handler = self.daemon.signals._on_stop
         handler(number, None)
 
     async def wait_all_blocked(self) -> None:
-        """Until nothing can go on without time passing."""
+        """Wait until every task is blocked: nothing continues before time passes."""
         await trio.testing.wait_all_tasks_blocked()
 
     async def reload(self) -> None:
-        """SIGHUP, and all that follows at once."""
+        """Send SIGHUP, and wait until every task is blocked."""
         self.signal(signal.SIGHUP)
         await self.wait_all_blocked()
 
@@ -224,7 +224,7 @@ class WholeDaemon:
 
     @asynccontextmanager
     async def running(self, *, once: bool = False) -> AsyncIterator[Daemon]:
-        """A daemon that is ready, until the block ends and it has stopped."""
+        """Run a daemon; when the block ends, stop it and wait for its end."""
         loaded = load(self.config, {})
         logs = logs_to(self.root / "log", loaded.config.log.level)
         store = Store.open(self.state)

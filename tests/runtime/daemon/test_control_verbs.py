@@ -1,4 +1,4 @@
-"""What the control socket can ask of a whole daemon, and what its answers say."""
+"""The verbs of the control socket of a whole daemon, and their replies."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -31,8 +31,8 @@ def verbs(daemon: Daemon) -> ControlVerbs:
     return ControlVerbs(daemon.context, daemon.commands)
 
 
-async def asked(whole_daemon: WholeDaemon, **request: Any) -> list[dict[str, Any]]:
-    """What the daemon's socket answers, line by line."""
+async def send(whole_daemon: WholeDaemon, **request: Any) -> list[dict[str, Any]]:
+    """The lines of the reply to *request*."""
     stream = await trio.open_unix_socket(str(whole_daemon.state / "control.sock"))
     async with stream:
         await stream.send_all(json.dumps(request).encode() + b"\n")
@@ -48,10 +48,10 @@ async def hang(_: Any) -> Result:
 # -- reload ------------------------------------------------------------------------------------
 
 
-async def test_a_reload_is_answered_at_the_swap(
+async def test_a_reload_replies_after_the_swap(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """0, and what it did, when the new configuration is in force."""
+    """The reply comes when the new configuration is in force: code 0 and what changed."""
     whole_daemon.configure("a", "b")
     async with whole_daemon.running() as daemon:
         whole_daemon.configure("a", f"c: {FAST}}}")
@@ -62,10 +62,10 @@ async def test_a_reload_is_answered_at_the_swap(
         assert sorted(daemon.controllers) == ["a", "c"]
 
 
-async def test_c13_a_rejected_reload_is_told_with_each_problem(
+async def test_c13_a_rejected_reload_reports_each_problem(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """78 and every problem with its place; the old one runs on, and the next one may be good."""
+    """The reply is 78 with every problem and its origin; the previous configuration stays."""
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
         whole_daemon.configure("a", "b: {reconciler: nope}", "c: {reconciler: 'mine:Thin'}")
@@ -83,10 +83,10 @@ async def test_c13_a_rejected_reload_is_told_with_each_problem(
         assert (await verbs(daemon).reload(ROOT)).code == 0
 
 
-async def test_during_the_start_it_waits(
+async def test_a_verb_waits_for_the_end_of_the_start(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reload or a stop that comes during the start is done when that is over."""
+    """A reload or a stop that is requested during the start is carried out after it."""
     go_on = trio.Event()
 
     async def first_look(_: Resolutions) -> None:
@@ -110,10 +110,10 @@ async def test_during_the_start_it_waits(
         assert len(whole_daemon.log_lines("reload.done")) == 1
 
 
-async def test_during_a_stop_it_is_refused(
+async def test_a_reload_during_a_stop_is_refused(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """What a stop has overtaken says so, at whichever point of the reload that happens."""
+    """A reload that meets a stop is refused, at whichever point that happens."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
     whole_daemon.acts["a/x"] = hang
@@ -127,7 +127,7 @@ async def test_during_a_stop_it_is_refused(
 async def test_a_stop_that_comes_during_a_reload(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reload whose swap a stop has overtaken is refused, and its answer still comes."""
+    """A reload whose swap comes after the begin of a stop is refused, with a reply."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
     whole_daemon.acts["a/x"] = hang
@@ -144,10 +144,10 @@ async def test_a_stop_that_comes_during_a_reload(
         assert whole_daemon.log_lines("reload.done") == []
 
 
-async def test_who_asks_during_a_reload_shares_the_next(
+async def test_requests_during_a_reload_share_the_next(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked for while one reads is done once more after it, for all who asked."""
+    """All requests that arrive during a reload share one further reload."""
     whole_daemon.configure("a")
     go_on, reads = trio.Event(), []
 
@@ -184,13 +184,13 @@ async def test_who_asks_during_a_reload_shares_the_next(
 async def test_c13_a_storm_ends_with_the_last_configuration(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """1000 SIGHUP and 301 reloads in parallel: everyone is answered, and the last content runs."""
+    """1000 SIGHUP and 301 reloads in parallel: each gets its reply, and the last content runs."""
     whole_daemon.listening = True
     whole_daemon.configure("a")
     answers: list[dict[str, Any]] = []
 
     async def one() -> None:
-        answers.append((await asked(whole_daemon, verb="reload"))[-1])
+        answers.append((await send(whole_daemon, verb="reload"))[-1])
 
     async with whole_daemon.running() as daemon:
         async with trio.open_nursery() as nursery:
@@ -213,10 +213,10 @@ async def test_c13_a_storm_ends_with_the_last_configuration(
 # -- stop --------------------------------------------------------------------------------------
 
 
-async def test_a_stop_is_begun_and_no_more(
+async def test_a_second_stop_changes_nothing(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """`stop` begins one, and a second time changes nothing; `--now` takes it one stage on."""
+    """`stop` begins a stop, a second one changes nothing; `--now` takes it one stage further."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x"), thing("critical")]
 
@@ -244,10 +244,10 @@ async def test_a_stop_is_begun_and_no_more(
     assert whole_daemon.exit_code == 3
 
 
-async def test_now_begins_a_stop_where_none_is(
+async def test_now_begins_a_stop_of_a_running_daemon(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """`stop --now` of a daemon that runs begins its drain: one stage on is that."""
+    """`stop --now` of a running daemon begins its drain, which is the next stage."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
     whole_daemon.acts["a/x"] = hang
@@ -256,14 +256,14 @@ async def test_now_begins_a_stop_where_none_is(
         assert daemon.context.stop.stage is Stage.DRAINING
 
 
-async def test_a_stop_is_answered_though_nothing_has_to_end(
+async def test_a_stop_of_an_idle_daemon_is_answered(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A daemon without work is gone at once, and still whoever asked gets the answer."""
+    """A daemon without work ends at once, but sends the reply first."""
     whole_daemon.listening = True
     whole_daemon.configure("a")
     async with whole_daemon.running():
-        told = await asked(whole_daemon, verb="stop", now=False)
+        told = await send(whole_daemon, verb="stop", now=False)
         assert told[-1]["code"] == 0
         whole_daemon.daemon.signals.stop_requested_at = (
             0.0  # so that the block does not ask once more
@@ -276,7 +276,7 @@ async def test_a_stop_is_answered_though_nothing_has_to_end(
 
 
 async def test_why_it_is_not_ready(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
-    """Starting until every source has spoken, paused with the reason, stopping from the instant."""
+    """Starting until all sources have reported, paused with its reason, stopping in a stop."""
     whole_daemon.configure("a", "b: {reconciler: 'other:X'}")
     whole_daemon.plugin("other", "1/0")
     whole_daemon.declared["a"] = [thing("x")]

@@ -1,4 +1,4 @@
-"""The daemon's tree as a whole: its start, its signals, its crashes and its end."""
+"""The daemon's tree of tasks: its start, signals, crashes and end."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -50,7 +50,7 @@ def critical_for(seconds: float, ended: list[float]) -> Any:
 async def test_an_idle_daemon_stops_at_once(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """With nothing to wait for a stop takes no time, ends with 0 and is reported."""
+    """A stop without work takes no time, ends with 0 and is reported."""
     whole_daemon.configure("a", "b")
     whole_daemon.declared["a"] = [thing("x")]
     async with whole_daemon.running():
@@ -67,7 +67,7 @@ async def test_an_idle_daemon_stops_at_once(
 
 
 async def test_the_stages_of_a_stop(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
-    """Ordinary work ends with the drain, critical work by itself, and the code stays 0."""
+    """Ordinary work is cancelled after the drain, critical work finishes, and the code is 0."""
     ended: list[float] = []
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("ordinary"), thing("critical"), thing("quick")]
@@ -85,7 +85,7 @@ async def test_the_stages_of_a_stop(whole_daemon: WholeDaemon, autojump_clock: M
     assert whole_daemon.ended_at == began + 40
     assert whole_daemon.exit_code == 0
     assert whole_daemon.log_lines("reconcile.interrupted", key="a/ordinary")
-    # It was brought to its end, so it is remembered.
+    # It finished, so its outcome is recorded.
     assert not whole_daemon.log_lines("reconcile.interrupted", key="a/critical")
 
 
@@ -110,7 +110,7 @@ async def test_a_second_signal_ends_the_drain(
 
 
 async def test_only_sigint_cuts(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
-    """SIGTERM again and again never shortens critical work; SIGINT while STOPPING does: code 3."""
+    """Repeated SIGTERMs never shorten critical work; SIGINT while STOPPING cuts it: code 3."""
     ended: list[float] = []
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("critical")]
@@ -164,29 +164,29 @@ async def crashes() -> NoReturn:
     raise ZeroDivisionError("a fault of ours")
 
 
-PLACES: dict[str, tuple[type, str]] = {
+CRASHING_TASKS: dict[str, tuple[type, str]] = {
     "dispatcher": (Dispatcher, "run"),
     "intake": (Controller, "watch"),
-    "permits": (RemovalApprovals, "serve"),
+    "approvals": (RemovalApprovals, "serve"),
     "reload": (Reloader, "serve"),
     "orphan reaper": (OrphanReaper, "reap"),
     "log": (Logs, "serve"),
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("task", CRASHING_TASKS)
 async def test_a_crash_ends_in_a_staged_stop(
     whole_daemon: WholeDaemon,
     autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    task: str,
 ) -> None:
     """A fault of a long-lived task stops the daemon with 1, and cuts nothing that is critical."""
     ended: list[float] = []
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("ordinary"), thing("critical"), thing("late")]
     whole_daemon.acts = {"a/ordinary": hang, "a/critical": critical_for(40, ended)}
-    cls, method = PLACES[place]
+    cls, method = CRASHING_TASKS[task]
     real = getattr(cls, method)
 
     async def crash_later(self: Any) -> None:
@@ -204,7 +204,7 @@ async def test_a_crash_ends_in_a_staged_stop(
     assert ended == [began + 40]
     assert whole_daemon.ended_at == began + 40
     assert whole_daemon.exit_code == 1
-    # Services outlive all work: what was done is remembered although one of them has crashed.
+    # Services outlive all work: outcomes are recorded although one service has crashed.
     assert whole_daemon.log_lines("store.failed") == []
     assert whole_daemon.log_lines("reconcile.done", key="a/critical")
     assert "a fault of ours" in json.dumps(whole_daemon.log_lines("daemon.crashed"))
@@ -214,7 +214,7 @@ async def test_a_crash_ends_in_a_staged_stop(
 async def test_a_crash_before_anything_runs(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault while the daemon is put together is told as itself, and ends it with 1."""
+    """A fault during the assembly is logged as itself, and the exit code is 1."""
 
     async def fail(_: RemovalApprovals) -> None:
         raise ZeroDivisionError("a fault of ours")
@@ -227,10 +227,10 @@ async def test_a_crash_before_anything_runs(
     assert "a fault of ours" in json.dumps(whole_daemon.log_lines("daemon.crashed"))
 
 
-async def test_a_crash_of_the_runs_place_cuts_nothing_either(
+async def test_a_crash_after_a_run_cuts_nothing(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in what follows a run is the daemon's: staged, code 1, nothing cut."""
+    """A fault of the daemon after a run ends in a staged stop, with code 1 and without cuts."""
     ended: list[float] = []
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("critical")]
@@ -251,13 +251,13 @@ async def test_a_crash_of_the_runs_place_cuts_nothing_either(
     assert whole_daemon.exit_code == 1
 
 
-# -- permits -----------------------------------------------------------------------------
+# -- approvals ---------------------------------------------------------------------------
 
 
-async def test_a_permit_given_while_nothing_ran_is_used_at_the_start(
+async def test_an_approval_without_a_daemon_is_used_at_the_start(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """``allow`` with the daemon down lets exactly the held removals go at the next start."""
+    """``allow`` without a daemon approves exactly the held removals at the next start."""
     names = [f"k{number}" for number in range(8)]
     whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
     whole_daemon.declared["a"] = [thing(name) for name in names]
@@ -274,15 +274,15 @@ async def test_a_permit_given_while_nothing_ran_is_used_at_the_start(
     async with whole_daemon.running():
         await whole_daemon.wait_all_blocked()
         assert sorted(whole_daemon.removed) == [f"a/{name}" for name in names[1:]]
-        # Nobody is asked a second time about what has been permitted.
+        # Approved removals are not held a second time.
         assert len(whole_daemon.log_lines("removals.held")) == 2
         assert read_pending(whole_daemon.state, "a") is None
 
 
-async def test_a_permit_for_no_controller_is_told(
+async def test_an_approval_without_its_controller_is_logged(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A permit for a controller that does not run is told, and gone."""
+    """An approval for a controller that does not run is logged and dropped."""
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
         write_approval(whole_daemon.state, PendingApproval("zz", (), 1))

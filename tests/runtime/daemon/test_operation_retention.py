@@ -1,4 +1,4 @@
-"""Old files of operations: what stays, and what goes."""
+"""Which files of ended operations are kept, and which are removed."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -35,15 +35,15 @@ def files(count: int, age: float) -> list[OperationFiles]:
     return [OperationFiles(f"{number:026}", age) for number in range(count)]
 
 
-def test_the_newest_stay_whatever_their_age() -> None:
-    """Of old directories the newest ALWAYS stay; those before them go, the oldest first."""
+def test_the_newest_are_kept_at_any_age() -> None:
+    """Of old directories the newest MIN_KEPT are kept; the others are removed, the oldest first."""
     old = files(MIN_KEPT + 3, OLD)
     assert superfluous(old[::-1]) == old[:3]
     assert superfluous(old[:MIN_KEPT]) == []
 
 
-def test_young_ones_stay_up_to_a_limit() -> None:
-    """Younger ones than AGE stay too, but never more than MOST, so that a disk does not fill."""
+def test_young_directories_are_kept_up_to_a_limit() -> None:
+    """Directories younger than AGE are kept, but never more than MAX_KEPT of them."""
     assert superfluous(files(MAX_KEPT, AGE - 60.0)) == []
     young = files(MAX_KEPT + 2, AGE - 60.0)
     assert superfluous(young) == young[:2]
@@ -51,12 +51,12 @@ def test_young_ones_stay_up_to_a_limit() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No directory stays for being among the newest."""
+    """No directory is kept for being among the newest."""
     monkeypatch.setattr(operation_retention, "MIN_KEPT", 0)
 
 
 def directory(runtime: OneController, operation: str, age: float = OLD) -> Path:
-    """The files of *operation*, which last changed so long ago."""
+    """Make files of *operation* that last changed *age* seconds ago."""
     place = runtime.context.operations.root / operation
     place.mkdir(parents=True)
     fence(place, 1)
@@ -70,8 +70,10 @@ async def begun(runtime: OneController, name: str, age: float = OLD) -> tuple[st
     return record.id, directory(runtime, record.id, age)
 
 
-async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Files of an operation that is open or held stay for ever; after its end they go."""
+async def test_only_files_of_ended_operations_are_removed(
+    few: None, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Files of an open or held operation are kept; after its end they are removed."""
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         log, keeper = runtime.context.operations.journal, OperationRetention(runtime.context)
         _, opened = await begun(runtime, "a")
@@ -93,7 +95,7 @@ async def test_only_what_is_over_goes(few: None, tmp_path: Path, autojump_clock:
 async def test_files_without_a_record_are_evidence(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """What the journal knows nothing of goes after AGE with a line; not while it is in doubt."""
+    """Files without a record are removed after AGE and logged; not while the store is degraded."""
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         keeper = OperationRetention(runtime.context)
         old, young = "0" * 26, "1" * 26
@@ -108,10 +110,10 @@ async def test_files_without_a_record_are_evidence(
         assert runtime.log_lines("operation.files_removed")[0]["operation"] == old
 
 
-async def test_a_round_is_bounded_and_comes_again(
+async def test_a_round_is_bounded_and_repeated(
     few: None, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One round removes AT_ONCE directories; the service goes on until nothing is left."""
+    """One round removes AT_ONCE directories; the service continues until none is superfluous."""
     monkeypatch.setattr(operation_retention, "AT_ONCE", 2)
     async with run_one_controller(tmp_path, ScriptedReconciler()) as runtime:
         for number in range(5):
@@ -133,7 +135,7 @@ async def _round() -> None:
 
 @pytest.fixture
 def living() -> Iterator[int]:
-    """A program that lives."""
+    """A program that is alive."""
     with subprocess.Popen(["sleep", "60"]) as program:
         yield program.pid
         program.kill()
@@ -143,7 +145,7 @@ def living() -> Iterator[int]:
 async def test_a_living_program_keeps_its_files(
     few: None, tmp_path: Path, autojump_clock: MockClock, living: int
 ) -> None:
-    """While a program of an operation lives, its files stay, though the operation is over."""
+    """The files of an ended operation are kept while one of its programs is alive."""
     process = find_process(living)
     assert process is not None
     identity = f'{{"pid": {living}, "started": {process.started}}}'

@@ -1,4 +1,4 @@
-"""C13: a reload swaps in one step what has changed, and nothing else."""
+"""C13: a reload replaces what has changed, in one step, and nothing else."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def hang(_: Any) -> Result:
 async def test_c13_unchanged_controllers_run_on_untouched(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A reload that changes one controller leaves the other's runs, sources and object alone."""
+    """A reload that changes one controller does not affect runs and sources of the others."""
     whole_daemon.configure("a", "b")
     whole_daemon.declared = {"a": [thing("x")], "b": [thing("y")]}
     whole_daemon.acts = {"a/x": hang, "b/y": hang}
@@ -53,7 +53,7 @@ async def test_c13_unchanged_controllers_run_on_untouched(
 async def test_c13_a_reload_of_the_same_changes_nothing(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Comments, moved lines and a SIGHUP for nothing start and stop no controller."""
+    """Comments, moved lines and a SIGHUP without a change start and stop no controller."""
     whole_daemon.configure("a", "b")
     async with whole_daemon.running() as daemon:
         before = dict(daemon.controllers)
@@ -66,7 +66,7 @@ async def test_c13_a_reload_of_the_same_changes_nothing(
 async def test_c13_a_changed_controller_ends_in_stages_beside_its_successor(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """The old runs drain, the new controller runs other keys meanwhile, and no key runs twice."""
+    """The old runs drain while the new controller runs other keys, and no key runs twice."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("old"), thing("critical")]
     ended: list[float] = []
@@ -89,7 +89,7 @@ async def test_c13_a_changed_controller_ends_in_stages_beside_its_successor(
         await trio.sleep(9.9)
         assert whole_daemon.active == {"a/old", "a/critical"}
         await trio.sleep(0.2)
-        # Cancelled with the end of its drain, and at once run under the new configuration.
+        # Cancelled at the end of its drain, and run at once under the new configuration.
         assert whole_daemon.active == {"a/critical"}
         assert whole_daemon.ran.count("a/old") == 2
         await trio.sleep(40)
@@ -104,7 +104,7 @@ async def test_c13_a_changed_controller_ends_in_stages_beside_its_successor(
 async def test_c13_a_changed_plugin_file_is_loaded_anew(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A controller whose plugin's code has changed is started again although its lines have not."""
+    """A controller is replaced if the code of its plugin has changed."""
     whole_daemon.configure("a", "b: {reconciler: 'other:ThingReconciler'}")
     whole_daemon.plugin("other", PLUGIN)
     async with whole_daemon.running() as daemon:
@@ -160,7 +160,7 @@ def other_state(whole_daemon: WholeDaemon) -> None:
 async def test_c13_a_bad_configuration_changes_nothing(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, damage: Callable[[WholeDaemon], None]
 ) -> None:
-    """Whatever is wrong with the new one is told with its place, and the old one runs on whole."""
+    """Each problem of the new one is logged with its origin, and the old one stays in force."""
     whole_daemon.configure("a", "b")
     whole_daemon.declared["a"] = [thing("x")]
     async with whole_daemon.running() as daemon:
@@ -176,7 +176,7 @@ async def test_c13_a_bad_configuration_changes_nothing(
         assert line["problems"] == len(problems)
         assert whole_daemon.log_lines("reload.done") == []
         assert list((whole_daemon.root).glob("elsewhere")) == []
-        # And it can be put right.
+        # A corrected one is accepted.
         if whole_daemon.config.is_dir():
             whole_daemon.config.rmdir()
         whole_daemon.configure("a", f"b: {FAST}}}")
@@ -188,7 +188,7 @@ async def test_c13_a_bad_configuration_changes_nothing(
 async def test_c13_a_broken_plugin_stalls_its_controller_alone(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A plugin that breaks stalls its own controller; the other changes of the reload count."""
+    """A broken plugin stalls its own controller; the other changes take effect."""
     whole_daemon.configure("a", "b: {reconciler: 'other:ThingReconciler'}")
     whole_daemon.plugin("other", PLUGIN)
     whole_daemon.declared = {"a": [thing("x")], "b": [thing("y")]}
@@ -199,7 +199,7 @@ async def test_c13_a_broken_plugin_stalls_its_controller_alone(
         assert list(daemon.controllers) == ["a"]
         assert whole_daemon.log_lines("controller.stalled")[0]["controller"] == "b"
         assert whole_daemon.log_lines("reload.done")[0]["stalled"] == ["b"]
-        # It has not left: its keys are not called abandoned.
+        # It was not removed from the configuration, so its keys are not logged as left.
         assert whole_daemon.log_lines("controller.removed") == []
         whole_daemon.plugin("other", PLUGIN)
         await whole_daemon.reload()
@@ -207,10 +207,10 @@ async def test_c13_a_broken_plugin_stalls_its_controller_alone(
         assert whole_daemon.ran.count("b/y") == 2
 
 
-async def test_c13_a_controller_that_leaves_leaves_its_keys(
+async def test_c13_a_removed_controller_leaves_its_keys(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """What it applied stays and is named, nothing is removed, and it may come back."""
+    """What it applied is logged and not removed, and the controller can be added again."""
     whole_daemon.configure("a", "b: {reconciler: 'mine:Removing'}")
     whole_daemon.declared = {"a": [thing("x")], "b": [thing("y"), thing("z")]}
     async with whole_daemon.running() as daemon:
@@ -231,7 +231,7 @@ async def test_c13_a_controller_that_leaves_leaves_its_keys(
 async def test_c13_limits_and_level_follow(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """The log's level, the queue's limit and the limits of every stop are those of the new one."""
+    """The log level, the queue's limit and the limits of every stop are the new ones."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
     whole_daemon.acts["a/x"] = hang
@@ -277,10 +277,10 @@ async def test_c13_a_reload_does_what_a_restart_does(
         assert sorted(whole_daemon.ran) == ["a/x", "a/y"]
 
 
-async def test_c13_a_removal_that_goes_on_leaves_nothing_behind(
+async def test_c13_a_removal_that_continues_leaves_no_state(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key whose removal ends under the old controller is gone in the new one too (inv. 14)."""
+    """A key whose removal ends under the old controller is unknown to the new one (inv. 14)."""
     go_on = trio.Event()
 
     async def slowly(_: Any, __: Any, request: Any) -> Result:
@@ -309,7 +309,7 @@ async def test_c13_a_removal_that_goes_on_leaves_nothing_behind(
 async def test_c13_held_removals_outlive_a_reload(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Removals that wait for a person wait on under the new controller."""
+    """Removals that wait for an approval are held by the new controller, too."""
     whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
     whole_daemon.declared["a"] = [thing(f"k{number}") for number in range(8)]
     async with whole_daemon.running() as daemon:
@@ -327,7 +327,7 @@ async def test_c13_held_removals_outlive_a_reload(
 async def test_c13_many_requests_are_one_reload(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A burst of SIGHUP is one reload, and one more for what came during it."""
+    """A burst of SIGHUP is one reload, and one more for those that arrive during it."""
     whole_daemon.configure("a")
     async with whole_daemon.running():
         for _ in range(50):
@@ -339,7 +339,7 @@ async def test_c13_many_requests_are_one_reload(
 async def test_c13_during_a_stop_a_reload_is_refused(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """SIGHUP after the instant says so and changes nothing."""
+    """SIGHUP after a stop signal is logged as refused and changes nothing."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
     whole_daemon.acts["a/x"] = hang
@@ -385,10 +385,10 @@ async def test_c13_a_stop_may_meet_a_reload_anywhere(
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
-async def test_c13_a_stop_in_the_midst_of_a_swap(
+async def test_c13_a_stop_during_a_swap(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    """When the stop begins while the first, second or last controller starts, none follows it."""
+    """After a stop that begins while a controller starts, no further controller starts."""
     whole_daemon.configure("a", "b", "c")
     real = Controller.supervise_runs
 
@@ -411,8 +411,8 @@ async def test_c13_a_stop_in_the_midst_of_a_swap(
     assert not whole_daemon.log_lines("daemon.crashed")
 
 
-def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
-    """Where a controller is written takes no part in its comparison."""
+def test_moved_lines_are_no_change(tmp_path: Path) -> None:
+    """The position of a controller in its file takes no part in the comparison."""
     from reconciled.config.model import ControllerConfig
 
     ignored = {field.name for field in attrs.fields(ControllerConfig) if not field.eq}
@@ -422,7 +422,7 @@ def test_what_was_only_moved_is_the_same(tmp_path: Path) -> None:
 async def test_a_fault_of_a_reload_ends_nothing(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody foresaw while a new configuration is read fails that reload alone."""
+    """An unexpected error while a new configuration is read fails that reload alone."""
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
 
@@ -440,7 +440,7 @@ async def test_a_fault_of_a_reload_ends_nothing(
 async def test_a_reload_without_a_thread(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the limit of processes a reload fails with the remedy, and the daemon works on."""
+    """At the limit of processes a reload fails with the remedy, and the daemon continues."""
     whole_daemon.configure("a")
     async with whole_daemon.running() as daemon:
 

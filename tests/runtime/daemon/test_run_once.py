@@ -1,4 +1,4 @@
-"""``run --once``: each key has its turn, then the staged stop."""
+"""``run --once``: each key is reconciled once, then the daemon stops in stages."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reconciled.core.sources import Unavailable
 
 
 def failing(times: int, reason: str = "no network") -> Any:
-    """An act that fails so often, then is done."""
+    """An act that fails *times* times, then is done."""
     left = times
 
     async def act(_: Any) -> Result:
@@ -31,7 +31,7 @@ def failing(times: int, reason: str = "no network") -> Any:
 async def test_it_ends_when_every_key_is_done(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """done(), after() and a success at the third try end it with 0; nobody has to signal."""
+    """done(), after() and a success at the third attempt end it with 0, without a signal."""
     whole_daemon.configure("a", "b")
     whole_daemon.declared = {"a": [thing("x"), thing("y")], "b": [thing("z")]}
 
@@ -45,7 +45,7 @@ async def test_it_ends_when_every_key_is_done(
         assert daemon.signals.stop_requested_at is None
     assert sorted(whole_daemon.ran) == ["a/x", "a/y", "b/z", "b/z", "b/z"]
     assert whole_daemon.once_exit_code == DONE
-    # With the last key: there is nothing to drain.
+    # With the last key: there is no drain.
     assert whole_daemon.ended_at < 5
 
 
@@ -69,7 +69,7 @@ async def test_keys_that_are_not_done_are_named(
     assert told == {"a/bad": "no network", "a/never": "no such user"}
 
 
-async def test_a_key_that_comes_right_in_time_is_done(
+async def test_a_key_that_recovers_in_time_is_done(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
     """Three failures count only if the key is still failing at the end."""
@@ -89,7 +89,7 @@ async def test_a_key_that_comes_right_in_time_is_done(
 
 
 async def test_timers_do_not_count(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
-    """A single run takes what is declared, and waits for no schedule."""
+    """``run --once`` reconciles what is declared, and waits for no schedule."""
     whole_daemon.timers.add("a")
     whole_daemon.configure("a")
     async with whole_daemon.running(once=True) as daemon:
@@ -99,10 +99,10 @@ async def test_timers_do_not_count(whole_daemon: WholeDaemon, autojump_clock: Mo
         assert whole_daemon.exit_code == 0
 
 
-async def test_a_removal_that_fails_once_has_another_turn(
+async def test_a_failed_removal_is_retried(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not end before a removal is done that had to be tried again."""
+    """It does not end before a retried removal is done."""
     whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
     whole_daemon.declared["a"] = [thing("x"), thing("y")]
     async with whole_daemon.running(once=True):
@@ -122,10 +122,10 @@ async def test_a_removal_that_fails_once_has_another_turn(
     assert whole_daemon.once_exit_code == DONE
 
 
-async def test_removals_have_their_turn(
+async def test_removals_are_carried_out(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """What the store knows and nobody declares is removed before it ends."""
+    """Keys in the store that are not declared are removed before it ends."""
     whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
     whole_daemon.declared["a"] = [thing("x"), thing("y")]
     async with whole_daemon.running(once=True):
@@ -141,7 +141,7 @@ async def test_removals_have_their_turn(
 async def test_held_removals_are_not_done(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Removals that wait for a person end it with 4, each key named."""
+    """Held removals end it with 4, each key named."""
     whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
     whole_daemon.declared["a"] = [thing(f"k{number}") for number in range(8)]
     async with whole_daemon.running(once=True):
@@ -158,7 +158,7 @@ async def test_held_removals_are_not_done(
 async def test_a_source_that_cannot_be_read_is_not_done(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Unavailable, or silent for ten seconds: 4, with the source and why; the others are done."""
+    """A source that is unavailable or silent for 10 s: code 4, with the source and the reason."""
     whole_daemon.configure("a", "b", "c")
     whole_daemon.declared["a"] = [thing("x")]
 
@@ -187,7 +187,7 @@ async def test_a_source_that_cannot_be_read_is_not_done(
 async def test_a_signal_before_the_end_is_not_done(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Stopped from outside, keys that had no turn are named; an interrupted one is no failure."""
+    """After a signal, keys without an outcome are named; an interrupted run is not a failure."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x"), thing("slow")]
 

@@ -1,4 +1,4 @@
-"""The handlers of a running daemon are its own, whatever a plugin's run does to them."""
+"""The daemon keeps its signal handlers, even if a plugin's run replaces them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DeafReconciler(Reconciler[Deaf]):
 
 
 @pytest.mark.processes
-def test_a_request_for_stacks_ends_no_daemon(tmp_path: Path) -> None:
+def test_sigusr1_dumps_stacks_and_ends_nothing(tmp_path: Path) -> None:
     """SIGUSR1 during the start is harmless, and dumps stacks once there is a log."""
     for directory in ("plugins", "resources"):
         (tmp_path / directory).mkdir()
@@ -71,8 +71,8 @@ def test_a_request_for_stacks_ends_no_daemon(tmp_path: Path) -> None:
     assert "most recent call first" in ended.stderr
 
 
-def test_what_was_taken_over_is_taken_back() -> None:
-    """keep() restores exactly the handlers that are not ours, and names them."""
+def test_reclaim_restores_replaced_handlers() -> None:
+    """reclaim() restores exactly the handlers that were replaced, and names them."""
     before = {
         number: signal.getsignal(number)
         for number in (*STOP_SIGNALS, *OTHER_SIGNALS, signal.SIGUSR1)
@@ -91,8 +91,8 @@ def test_what_was_taken_over_is_taken_back() -> None:
 
 
 @pytest.mark.processes
-def test_c15_a_daemon_that_a_plugin_made_deaf_hears_again(tmp_path: Path) -> None:
-    """A plugin that ignores SIGTERM for the whole process keeps no stop away (C15)."""
+def test_c15_a_daemon_whose_signals_a_plugin_ignores_stops(tmp_path: Path) -> None:
+    """A plugin that ignores SIGTERM for the whole process does not prevent a stop (C15)."""
     for directory in ("plugins", "resources"):
         (tmp_path / directory).mkdir()
     (tmp_path / "plugins/deaf.py").write_text(PLUGIN)

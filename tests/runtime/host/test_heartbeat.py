@@ -1,4 +1,4 @@
-"""What the service manager gets to hear of a daemon, and when."""
+"""The notifications to the service manager, and their times."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -34,7 +34,7 @@ BAD = ReloadResult(problems=(Problem(Origin("/r.yaml", 1, 1), "it is no mapping"
 
 @attrs.frozen
 class Message:
-    """One datagram, and when it came."""
+    """One datagram, and the time at which it arrived."""
 
     at: float
     fields: dict[str, Any]
@@ -47,7 +47,7 @@ class Message:
 
 @attrs.define(eq=False)
 class RecordingNotifier:
-    """In place of a Notifier: keeps what it hears; full, it refuses."""
+    """In place of a Notifier: keeps the messages; refuses them while it is full."""
 
     watchdog_s: float | None = None
     full: bool = False
@@ -81,7 +81,7 @@ class RecordingNotifier:
 
 @attrs.define(eq=False)
 class BeatingController:
-    """A rig with its heartbeat."""
+    """A controller with its heartbeat."""
 
     runtime: OneController
     notifier: RecordingNotifier
@@ -142,10 +142,8 @@ def gaps(messages: list[Message], until: float) -> Iterator[float]:
 # -- the start ---------------------------------------------------------------------------------
 
 
-async def test_ready_comes_with_what_it_stands_for(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """READY is told when the daemon says so, once, in one message with the status."""
+async def test_ready_comes_with_the_status(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """READY is sent once, when the daemon is ready, in one message with the status."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         await trio.sleep(3)
         assert beating.notifier.states == []
@@ -158,10 +156,10 @@ async def test_ready_comes_with_what_it_stands_for(
         assert ready.fields == {"READY": 1, "STATUS": "ready: 2 keys, 0 running, 0 held"}
 
 
-async def test_the_start_is_told_and_given_its_time(
+async def test_the_start_has_a_status_and_an_extension(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Until the sources have spoken they are counted, and given their time, but not more."""
+    """Until the sources have reported, the status counts them, and their time is requested."""
     sources = [ScriptedSource("a"), ScriptedSource("b"), ScriptedSource("timer", declares=False)]
     async with run_with_heartbeat(tmp_path, RecordingNotifier(), sources=sources) as beating:
         await trio.sleep(100)
@@ -176,7 +174,7 @@ async def test_the_start_is_told_and_given_its_time(
 
 
 async def test_ready_is_not_lost(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """What a full socket refuses is told with the next beat, in order and once."""
+    """A state change that a full socket refused is sent with the next beat, in order and once."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         await trio.sleep(1.25)
         beating.notifier.full = True
@@ -193,7 +191,7 @@ async def test_ready_is_not_lost(tmp_path: Path, autojump_clock: MockClock) -> N
         assert beating.notifier.texts[-1].startswith("ready:")
 
 
-async def test_a_stop_is_told_when_there_is_room_again(
+async def test_a_stop_is_sent_when_there_is_room_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """STOPPING and the extension wait for room as well."""
@@ -215,10 +213,10 @@ async def test_a_stop_is_told_when_there_is_room_again(
 # -- while it runs -------------------------------------------------------------------------------
 
 
-async def test_the_status_is_told_when_it_changes(
+async def test_the_status_is_sent_when_it_changes(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """A daemon in which nothing changes tells nothing; what changes is told within a second."""
+    """An unchanged status is not sent; a changed one is sent within a second."""
     script = ScriptedReconciler()
     script.acts["x"] = hang
     async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
@@ -238,10 +236,10 @@ async def test_the_status_is_told_when_it_changes(
 
 
 @pytest.mark.parametrize("watchdog", [0.3, 3.0, 60.0])
-async def test_the_watchdog_is_fed_every_third(
+async def test_watchdog_notifications_come_every_third(
     tmp_path: Path, autojump_clock: MockClock, watchdog: float
 ) -> None:
-    """Between two WATCHDOG=1 lies at most a third of the manager's limit, and not much less."""
+    """Two WATCHDOG=1 are at most a third of the manager's limit apart, and not much less."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier(watchdog)) as beating:
         beating.runtime.declare()
         beating.heartbeat.notify_ready()
@@ -251,8 +249,10 @@ async def test_the_watchdog_is_fed_every_third(
         assert len(told) <= 200 * 3 * 1.1 + 2
 
 
-async def test_nobody_watches_nothing_is_fed(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Without a watchdog of the manager none is told."""
+async def test_without_a_watchdog_none_is_notified(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Without a watchdog of the manager, no WATCHDOG=1 is sent."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         beating.heartbeat.notify_ready()
         await trio.sleep(600)
@@ -260,7 +260,7 @@ async def test_nobody_watches_nothing_is_fed(tmp_path: Path, autojump_clock: Moc
 
 
 async def test_when_the_manager_watches(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Its watchdog is on from the READY=1 that it has taken to the instant of a stop."""
+    """The watchdog is active from the READY=1 that was taken to the signal of a stop."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier(60.0)) as beating:
         assert not beating.heartbeat.has_watchdog
         beating.notifier.full = True
@@ -297,7 +297,7 @@ async def test_a_reload_begins_and_ends(tmp_path: Path, autojump_clock: MockCloc
 
 
 async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """One that changes nothing ends with READY as well; the status says so until a better one."""
+    """A rejected reload ends with READY, too; the status says so until a reload succeeds."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         beating.runtime.declare()
         beating.heartbeat.notify_ready()
@@ -311,7 +311,7 @@ async def test_a_rejected_reload_is_ready_too(tmp_path: Path, autojump_clock: Mo
 
 
 async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A reload that ends during a stop, or is asked for in one, is not told: STOPPING is final."""
+    """A reload that ends or begins during a stop is not notified: STOPPING is final."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(20)
     async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
@@ -333,7 +333,7 @@ async def test_nothing_is_ready_after_a_stop(tmp_path: Path, autojump_clock: Moc
 
 
 def covered(messages: list[Message], begun: float, ended: float) -> None:
-    """What asks for time leaves no gap: the next one comes by two thirds of the last one's."""
+    """Extensions leave no gap: each is renewed within two thirds of its time."""
     asked = [message for message in messages if message.extension]
     assert asked[0].at == begun
     for now, after in zip(asked, [*asked[1:], Message(ended, {})], strict=True):
@@ -342,10 +342,10 @@ def covered(messages: list[Message], begun: float, ended: float) -> None:
             assert after.at <= now.at + now.extension / 3 + 0.5
 
 
-async def test_time_is_asked_for_while_something_is_waited_for(
+async def test_extensions_are_requested_while_work_runs(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """From the first message of a stop to the end of its work, and never for more than is left."""
+    """From the first message of a stop to the end of its work, never for more than remains."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     script.acts["y"] = hang
@@ -369,8 +369,10 @@ async def test_time_is_asked_for_while_something_is_waited_for(
         assert len([message for message in stop if message.extension]) >= 4
 
 
-async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Each stage has its words: who is waited for, and for how long at most."""
+async def test_the_status_names_what_a_stop_waits_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """In each stage the status names the work and the time that it may take at most."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     script.acts["y"] = script.acts["z"] = hang
@@ -390,10 +392,8 @@ async def test_a_stop_tells_what_it_waits_for(tmp_path: Path, autojump_clock: Mo
         assert beating.notifier.texts[-1] == "stopped"
 
 
-async def test_a_stop_that_cut_says_so_to_the_end(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    """The status that a failed unit shows says that something was cut, and where it is told."""
+async def test_the_final_status_reports_a_cut(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """The status of a failed unit says that something was cut, and names the report."""
     script = ScriptedReconciler()
     script.acts["x"] = critical_for(45, "50s")
     async with run_with_heartbeat(tmp_path, RecordingNotifier(), script) as beating:
@@ -410,8 +410,10 @@ async def test_a_stop_that_cut_says_so_to_the_end(
         assert beating.notifier.texts[-1] == told
 
 
-async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A stop that has nothing to wait for is told, and takes the unit's own time."""
+async def test_an_idle_stop_requests_no_extension(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A stop without work is notified, and uses the unit's own limit."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         beating.runtime.declare()
         beating.heartbeat.notify_ready()
@@ -423,10 +425,10 @@ async def test_an_idle_stop_asks_for_nothing(tmp_path: Path, autojump_clock: Moc
         assert not any(message.extension for message in told)
 
 
-async def test_a_stop_that_is_over_at_once_is_told(
+async def test_a_stop_that_ends_at_once_is_notified(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """STOPPING is told even where the services are cancelled before the next beat."""
+    """STOPPING is sent even if the services are cancelled before the next beat."""
     async with run_with_heartbeat(tmp_path, RecordingNotifier()) as beating:
         beating.runtime.declare()
         beating.heartbeat.notify_ready()
@@ -439,8 +441,8 @@ async def test_a_stop_that_is_over_at_once_is_told(
         assert beating.notifier.texts[-1] == "stopped"
 
 
-async def test_a_cleanup_is_given_its_time(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """Ordinary work that cleans up after the drain is still waited for, until it has to be gone."""
+async def test_an_extension_covers_a_cleanup(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Extensions are requested for ordinary work that cleans up after the drain."""
 
     async def cleans(request: Any) -> Result:
         try:

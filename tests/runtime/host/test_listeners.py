@@ -1,4 +1,4 @@
-"""The daemon's listeners over its life: what is kept, what a reload changes, what an end leaves."""
+"""The daemon's listeners: what is kept over a restart, and what a reload or an end changes."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -32,13 +32,13 @@ from reconciled.service.sockets import InheritedSockets
 
 
 def free() -> int:
-    """A port that nobody uses."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         return int(bound.getsockname()[1])
 
 
 async def get(port: int, target: str = "/livez") -> str | None:
-    """The whole answer; None: nobody listens."""
+    """The whole reply; None: nothing listens."""
     try:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
     except OSError:
@@ -58,7 +58,7 @@ async def hang(_: Any) -> Result:
 
 @attrs.define
 class RecordingManager:
-    """A service manager: what it has heard since it was last asked."""
+    """In place of the service manager: messages() gives what was received since the last call."""
 
     heard: socket.socket
     notifier: Notifier
@@ -78,7 +78,7 @@ class RecordingManager:
             return found
 
     def stored(self) -> list[str]:
-        """The same, without what it is to forget."""
+        """The same, without removals."""
         return [each for each in self.messages() if each.startswith("store")]
 
 
@@ -99,13 +99,13 @@ def config(tmp_path: Path, http: str | None = None) -> Config:
 
 
 def pass_sockets(**sockets: list[socket.socket]) -> InheritedSockets:
-    """What a manager handed down: duplicates, as its own stay with it."""
+    """Sockets passed by a manager: duplicates, because it keeps its own."""
     names = {name.replace("_", "-"): found for name, found in sockets.items()}
     return InheritedSockets({name: [each.dup().detach() for each in names[name]] for name in names})
 
 
-def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: RecordingManager) -> None:
-    """Both listeners are stored under names of their own; with them the socket's file stays."""
+def test_the_manager_keeps_both_listeners(tmp_path: Path, manager: RecordingManager) -> None:
+    """Both listeners are stored under their own names, and the file of the socket is kept."""
     port = free()
     with structlog.testing.capture_logs() as log:
         ours = Listeners.open(
@@ -126,16 +126,16 @@ def test_the_manager_keeps_what_is_ours(tmp_path: Path, manager: RecordingManage
     assert (tmp_path / "s").exists()
 
 
-def test_without_a_manager_nothing_stays(tmp_path: Path) -> None:
-    """Where nobody keeps it, the file of the socket goes with its end."""
+def test_without_a_manager_nothing_is_kept(tmp_path: Path) -> None:
+    """Without a manager, close() removes the file of the socket."""
     ours = Listeners.open(config(tmp_path), InheritedSockets(), Notifier(), structlog.get_logger())
     assert (tmp_path / "s").exists()
     ours.close()
     assert not (tmp_path / "s").exists()
 
 
-def test_what_was_kept_is_served_again(tmp_path: Path, manager: RecordingManager) -> None:
-    """The next start takes both over, and what it does not want is not kept any longer."""
+def test_kept_sockets_are_served_again(tmp_path: Path, manager: RecordingManager) -> None:
+    """The next start serves both, and sockets that it does not use are kept no longer."""
     port = free()
     before = Listeners.open(
         config(tmp_path, f"127.0.0.1:{port}"),
@@ -172,7 +172,7 @@ def test_what_was_kept_is_served_again(tmp_path: Path, manager: RecordingManager
 def test_an_activated_socket_is_the_managers(
     tmp_path: Path, manager: RecordingManager, place: str
 ) -> None:
-    """It is served beside the daemon's own, or in its place, never stored and never removed."""
+    """An activated socket is served beside or instead of the daemon's own, and never stored."""
     path = tmp_path / ("s" if place == "at its own path" else "activated")
     with socket.socket(socket.AF_UNIX) as bound, open_control(tmp_path / "earlier") as old:
         bound.bind(str(path))
@@ -195,7 +195,7 @@ def test_an_activated_socket_is_the_managers(
 
 
 def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
-    """C13.3: it cannot start: with a sentence, and without leaving anything open."""
+    """C13.3: the start fails with a message, and leaves nothing open."""
     port = free()
     with (
         socket.create_server(("127.0.0.1", port)),
@@ -210,10 +210,10 @@ def test_c13_3_a_port_in_use_at_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_what_the_manager_forgets_may_be_in_the_way(
+def test_a_removed_socket_may_still_hold_the_address(
     tmp_path: Path, manager: RecordingManager, monkeypatch: pytest.MonkeyPatch, *, closes: bool
 ) -> None:
-    """A kept address that overlaps the new one is waited for, as the manager closes it late."""
+    """The start waits for a kept address that overlaps the new one: the manager closes it late."""
     port = free()
     before = Listeners.open(
         config(tmp_path, f"127.0.0.1:{port}"),
@@ -243,7 +243,7 @@ def test_what_the_manager_forgets_may_be_in_the_way(
     before.close()
 
 
-# -- over a daemon's life ----------------------------------------------------------------------
+# -- reload and stop -----------------------------------------------------------------------------
 
 
 def listen(whole_daemon: WholeDaemon, port: int | None) -> None:
@@ -264,7 +264,7 @@ async def reloaded(whole_daemon: WholeDaemon) -> ControlReply:
 async def test_a_reload_changes_the_listener(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """None, one, another, the same, none again: the configuration's port alone answers."""
+    """Only the configured port answers: none, one, another, the same, none again."""
     first, second = free(), free()
     listen(whole_daemon, None)
     async with whole_daemon.running():
@@ -297,7 +297,7 @@ async def test_c13_3_a_port_in_use_changes_nothing(
         )
         assert daemon.controllers == before
         assert "200 OK" in str(await get(port))
-        # Nobody listens there any more: the same configuration is good.
+        # The port is free now: the same configuration is valid.
         assert (await reloaded(whole_daemon)).code == 0
         assert "200 OK" in str(await get(taken))
 
@@ -305,7 +305,7 @@ async def test_c13_3_a_port_in_use_changes_nothing(
 async def test_an_address_that_overlaps_the_present_one(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Both cannot be open at once: the reload is rejected, and says what helps."""
+    """Both cannot be open at once: the reload is rejected with a remedy."""
     port = free()
     listen(whole_daemon, port)
     async with whole_daemon.running():
@@ -321,7 +321,7 @@ async def test_an_address_that_overlaps_the_present_one(
 async def test_an_open_connection_outlives_the_change(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """A connection to the old address is served to its end."""
+    """A connection to the old address is served until it ends."""
     old, new = free(), free()
     listen(whole_daemon, old)
     async with whole_daemon.running(), await trio.open_tcp_stream("127.0.0.1", old) as stream:
@@ -334,10 +334,10 @@ async def test_an_open_connection_outlives_the_change(
         assert b"200 OK" in await stream.receive_some()
 
 
-async def test_a_swap_that_a_stop_has_overtaken(
+async def test_a_swap_after_the_begin_of_a_stop(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new listener is closed again, and the old one answers until the end."""
+    """The new listener is closed, and the old one answers until the end."""
     old, new = free(), free()
     listen(whole_daemon, old)
     whole_daemon.declared["a"] = [thing("x")]
@@ -360,7 +360,7 @@ async def test_a_swap_that_a_stop_has_overtaken(
 async def test_it_answers_in_each_stage(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
-    """Alive from the start to the last run's end; ready only in between."""
+    """Live from the start to the end of the last run; ready only between start and stop."""
     port = free()
     listen(whole_daemon, port)
     whole_daemon.declared["a"] = [thing("x")]
@@ -393,18 +393,18 @@ async def test_it_answers_in_each_stage(
 
 
 @pytest.mark.processes
-def test_http_is_read_for_those_who_have_it() -> None:
-    """A daemon without http.listen never reads h11: the start-up time is everybody's."""
+def test_h11_is_imported_only_with_http() -> None:
+    """A daemon without http.listen never imports h11, which would delay its start."""
     script = "import sys, reconciled.runtime.daemon.startup; print('h11' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout == b"False\n"
 
 
 @pytest.mark.parametrize("other", ["directory", "another's socket", "closed directory"])
-def test_what_came_to_be_at_its_path_is_left(
+def test_another_file_at_its_path_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """The end removes its own socket alone, and is no failure where even that is refused."""
+    """close() removes only its own socket, and ignores a refusal of that."""
     path = tmp_path / "s"
     ours = Listeners.open(config(tmp_path), InheritedSockets(), Notifier(), structlog.get_logger())
     anothers = socket.socket(socket.AF_UNIX)

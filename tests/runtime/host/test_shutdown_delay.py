@@ -1,4 +1,4 @@
-"""A shutdown of the logind, as logind announces it: what the daemon does before its own stop."""
+"""A shutdown of the machine, announced by logind: what the daemon does before its own stop."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOUR = 3600.0
 
 @attrs.define(eq=False)
 class Lock:
-    """A lock that knows when it was let go."""
+    """A lock, with the times at which it was taken and released."""
 
     taken: float
     released: float | None = None
@@ -44,12 +44,12 @@ class Lock:
 
 @attrs.define(eq=False)
 class ScriptedLogind:
-    """A logind, as the test wants it to be; every connection to it is one of connections."""
+    """In place of logind; every connection to it is in connections."""
 
     monkeypatch: pytest.MonkeyPatch
     preparing: bool = False
     delay: float = 5.0
-    # What connecting, and what taking a lock fails with.
+    # Errors of connect() and inhibit(); None: it succeeds.
     unreachable: Exception | None = None
     refusal: Exception | None = None
     connect_times: list[float] = attrs.field(factory=list)
@@ -143,7 +143,7 @@ async def delayed(
 
 @attrs.define(eq=False)
 class DelayedController:
-    """The rig with its service."""
+    """A controller with the shutdown delay."""
 
     runtime: OneController
     service: trio.CancelScope
@@ -181,18 +181,18 @@ async def run_delayed(tmp_path: Path) -> AsyncIterator[DelayedController]:
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
-def test_patience_is_the_drain_but_less_than_logind_has() -> None:
-    """Runs get the drain, but the lock is back a second before logind takes it."""
+def test_the_wait_is_the_drain_but_below_the_limit_of_logind() -> None:
+    """Runs get the drain, but the lock is released a second before logind's limit."""
     assert drain_wait(20, 5) == 4
     assert drain_wait(2, 30) == 2
     assert drain_wait(20, 1.5) == 0.75
     assert drain_wait(20, 0) == 0
 
 
-async def test_what_runs_may_end_and_nothing_begins(
+async def test_active_runs_end_and_none_starts(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """On the announcement nothing is handed out, what runs ends, and then the lock goes."""
+    """After the announcement no key is handed out, active runs end, and the lock is released."""
     await delayed.run_a()
     (lock,) = logind.held
     logind.announce(preparing=True)
@@ -210,14 +210,14 @@ async def test_what_runs_may_end_and_nothing_begins(
     assert delayed.runtime.script.ran == ["a"]
     assert delayed.runtime.log_lines("shutdown.announced", running=1, wait_s=4.0)
     assert delayed.runtime.log_lines("shutdown.drained")
-    # No stage has been entered: a stop is yet to come.
+    # No stage has been entered: the stop follows.
     assert not delayed.runtime.context.stopping
 
 
-async def test_an_idle_daemon_delays_nobody(
+async def test_an_idle_daemon_delays_nothing(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """Where nothing runs, the lock goes at once."""
+    """Without active runs, the lock is released at once."""
     (lock,) = logind.held
     logind.announce(preparing=True)
     began = trio.current_time()
@@ -240,14 +240,14 @@ async def test_a_run_that_was_handed_out_counts(
 
 
 @pytest.mark.parametrize(("delay", "wait"), [(5.0, 4.0), (30.0, 10.0)])
-async def test_time_is_up(
+async def test_the_lock_is_released_in_time(
     delayed: DelayedController,
     logind: ScriptedLogind,
     delay: float,
     wait: float,
     autojump_clock: MockClock,
 ) -> None:
-    """What outlasts the drain, or logind's patience, is named, and the lock goes all the same."""
+    """Runs that exceed the drain or logind's limit are named, and the lock is released."""
     logind.delay = delay
     await delayed.run_a()
     (lock,) = logind.held
@@ -256,17 +256,17 @@ async def test_time_is_up(
     await trio.sleep(60)
     assert lock.released == began + wait
     assert delayed.runtime.log_lines("shutdown.overran", running=["reconcile c/a"], count=1)
-    # It goes on: nothing of it is cancelled before the stop.
+    # The run continues: it is not cancelled before the stop.
     delayed.finish.set()
     await delayed.runtime.wait_all_blocked()
     assert delayed.runtime.context.queue.running == 0
     assert delayed.runtime.log_lines("reconcile.interrupted") == []
 
 
-async def test_called_off(
+async def test_a_cancelled_shutdown(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """A shutdown that is called off: keys are handed out again, and the lock is taken again."""
+    """After a cancelled shutdown, keys are handed out and the lock is taken again."""
     await delayed.run_a()
     logind.announce(preparing=True)
     await trio.sleep(2)
@@ -286,10 +286,10 @@ async def test_called_off(
     assert len(delayed.runtime.log_lines("shutdown.announced")) == 2
 
 
-async def test_called_off_during_the_wait(
+async def test_a_shutdown_cancelled_during_the_wait(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """Called off while runs are waited for: the lock that is there is kept."""
+    """Cancelled while runs are still active: the present lock is kept."""
     await delayed.run_a()
     logind.announce(preparing=True)
     await trio.sleep(2)
@@ -299,10 +299,10 @@ async def test_called_off_during_the_wait(
     assert not delayed.runtime.context.pause_reason
 
 
-async def test_announced_again_is_told_once(
+async def test_a_repeated_announcement_is_logged_once(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """More signals about one shutdown neither tell it again nor give what runs more time."""
+    """Further signals about one shutdown are not logged and do not extend the wait."""
     await delayed.run_a()
     (lock,) = logind.held
     logind.announce(preparing=True)
@@ -315,10 +315,10 @@ async def test_announced_again_is_told_once(
     assert len(delayed.runtime.log_lines("shutdown.announced")) == 1
 
 
-async def test_a_stop_in_the_pause_is_a_stop_as_always(
+async def test_a_stop_during_the_pause(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """SIGTERM during the pause begins a stop, at whose end nothing is left of either."""
+    """SIGTERM during the pause begins an ordinary stop."""
     await delayed.run_a()
     delayed.runtime.declare(thing("a", 2), thing("b"))
     logind.announce(preparing=True)
@@ -334,10 +334,10 @@ async def test_a_stop_in_the_pause_is_a_stop_as_always(
     assert delayed.runtime.context.queue.running == 0
 
 
-async def test_a_pause_is_not_hot(
+async def test_a_pause_does_not_turn_the_loop_hot(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """A key that becomes due in a pause waits for its end, and the dispatcher sleeps meanwhile."""
+    """A key that becomes due in a pause waits for its end, and the dispatcher sleeps."""
     delayed.runtime.declare(thing("b"))
     await delayed.runtime.wait_all_blocked()
     now = trio.current_time()
@@ -365,7 +365,7 @@ async def test_a_pause_is_not_hot(
 async def test_only_a_managed_daemon_delays(
     tmp_path: Path, autojump_clock: MockClock, *, managed: bool
 ) -> None:
-    """A daemon without a service manager, as in a terminal, asks for no lock."""
+    """A daemon without a service manager, as in a terminal, takes no lock."""
     served: list[str] = []
     environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")} if managed else {}
     async with run_one_controller(tmp_path, ScriptedReconciler()) as delayed:
@@ -380,10 +380,10 @@ async def test_only_a_managed_daemon_delays(
             outside.notifier._socket.close()
 
 
-async def test_its_end_lets_go(
+async def test_the_end_of_the_service_releases_the_lock(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """With the daemon's services the lock ends, whatever it waits for."""
+    """A cancellation releases the lock, at whatever point."""
     await delayed.run_a()
     logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
@@ -393,13 +393,13 @@ async def test_its_end_lets_go(
     assert logind.connections[-1].closed
 
 
-# -- without a bus, or without its consent ---------------------------------------------------
+# -- without a bus, or refused by it ----- ---------------------------------------------------
 
 
-async def test_a_lost_connection_comes_back(
+async def test_a_lost_connection_is_replaced(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """A bus that restarts is told once; the lock ends with it and is taken again in a second."""
+    """A restart of the bus is logged once; the lock is taken again within a second."""
     (lock,) = logind.held
     logind.restart_bus()
     began = trio.current_time()
@@ -414,7 +414,7 @@ async def test_a_lost_connection_comes_back(
 async def test_no_bus_is_no_warning(
     tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """Without a system bus, as in a container: one line at info, and a try now and then."""
+    """Without a system bus, as in a container: one line at info, and rare attempts."""
     logind.unreachable = FileNotFoundError("this logind has no system bus")
     async with run_delayed(tmp_path) as delayed:
         await trio.sleep(HOUR)
@@ -426,10 +426,10 @@ async def test_no_bus_is_no_warning(
         assert len(logind.held) == 1
 
 
-async def test_a_refusal_is_told_once(
+async def test_a_refusal_is_logged_once(
     tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """Without polkit the refusal is one warning, and the lock is there once it is allowed."""
+    """A refusal by polkit is one warning, and the lock is taken once it is allowed."""
     logind.refusal = LogindUnreachable("Inhibit is refused: install polkit")
     async with run_delayed(tmp_path) as delayed:
         await trio.sleep(HOUR)
@@ -441,7 +441,7 @@ async def test_a_refusal_is_told_once(
         await trio.sleep(301)
         assert len(logind.held) == 1
         assert len(delayed.runtime.log_lines("shutdown.lock_held")) == 1
-        # Held and lost again: that is news.
+        # Taken and lost again: this is logged.
         logind.restart_bus()
         await delayed.runtime.wait_all_blocked()
         assert len(delayed.runtime.log_lines("shutdown.lock_missing")) == 2
@@ -451,10 +451,10 @@ async def test_a_refusal_is_told_once(
     "error",
     [ValueError("no message"), IndexError(), ExceptionGroup("", [OSError(5, "x")]), ImportError()],
 )
-async def test_no_error_harms_the_daemon(
+async def test_any_error_is_logged_and_retried(
     delayed: DelayedController, logind: ScriptedLogind, error: Exception, autojump_clock: MockClock
 ) -> None:
-    """Whatever fails on the way to logind, it is told with a reason, and tried again."""
+    """Any error of the connection to logind is logged with a reason, and retried."""
     logind.restart_bus(error)
     await delayed.runtime.wait_all_blocked()
     (line,) = delayed.runtime.log_lines("shutdown.lock_missing")
@@ -463,10 +463,10 @@ async def test_no_error_harms_the_daemon(
     assert len(logind.held) == 1
 
 
-async def test_an_announcement_that_was_missed(
+async def test_a_missed_announcement(
     tmp_path: Path, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """A connection that is made during a shutdown pauses, and asks for no lock."""
+    """A connection that is made during a shutdown pauses the dispatcher, and takes no lock."""
     logind.preparing = True
     async with run_delayed(tmp_path) as delayed:
         assert delayed.runtime.context.pause_reason == PAUSED
@@ -477,7 +477,7 @@ async def test_an_announcement_that_was_missed(
 async def test_a_pause_outlives_the_connection(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """The bus may end before the daemon does: no run begins because of that."""
+    """The bus may end before the daemon does: the pause is kept."""
     logind.announce(preparing=True)
     await trio.sleep(PAUSE_TIMEOUT + 10)
     logind.unreachable = LogindUnreachable("refused")
@@ -489,10 +489,10 @@ async def test_a_pause_outlives_the_connection(
     assert delayed.runtime.log_lines("shutdown.lock_missing") == []
 
 
-async def test_a_pause_that_nobody_can_end_ends(
+async def test_an_unconfirmed_pause_is_lifted(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """Where nobody says for two minutes whether a shutdown still comes, work goes on."""
+    """A pause that logind does not confirm for two minutes is lifted."""
     logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     logind.unreachable = LogindUnreachable("refused")
@@ -503,10 +503,10 @@ async def test_a_pause_that_nobody_can_end_ends(
     assert delayed.runtime.log_lines("shutdown.cancelled")
 
 
-async def test_a_new_connection_tells_that_it_was_called_off(
+async def test_a_new_connection_learns_of_a_cancelled_shutdown(
     delayed: DelayedController, logind: ScriptedLogind, autojump_clock: MockClock
 ) -> None:
-    """What logind forgot by its own end does not keep the daemon paused."""
+    """A shutdown that logind forgot when it restarted does not keep the daemon paused."""
     logind.announce(preparing=True)
     await delayed.runtime.wait_all_blocked()
     logind.restart_bus()

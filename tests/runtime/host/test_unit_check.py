@@ -1,4 +1,4 @@
-"""What the daemon says of its unit: when it is ready, and when a reload changes the limits."""
+"""The check of the daemon's unit: when it is ready, and after a reload changed the limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS, LONGER = StopLimits(), StopLimits(critical=600.0)
 
 @attrs.define(eq=False)
 class RecordingLog:
-    """Keeps what is entries: level, event, fields."""
+    """Keeps the lines: level, event, fields."""
 
     entries: list[tuple[str, str, dict[str, Any]]] = attrs.field(factory=list)
     more: trio.Event = attrs.field(factory=trio.Event)
@@ -75,7 +75,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> CheckWithScriptedManager:
 
 
 def test_strict_refuses_a_fault_and_nothing_else(scripted: CheckWithScriptedManager) -> None:
-    """Only a stop budget that does not fit refuses a start; advice and notes are said."""
+    """Only a stop budget that does not fit refuses a start; advice and notes are logged."""
     scripted.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED, MIXED))
     scripted.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
     assert scripted.check.fits(LIMITS)
@@ -95,17 +95,17 @@ def test_strict_refuses_a_fault_and_nothing_else(scripted: CheckWithScriptedMana
     }
 
 
-def test_strict_says_when_nothing_is_known(scripted: CheckWithScriptedManager) -> None:
-    """A unit that cannot be read refuses nothing, but does not pass for one that fits."""
+def test_strict_logs_that_the_unit_is_unknown(scripted: CheckWithScriptedManager) -> None:
+    """A unit that cannot be read refuses nothing, but is logged as unavailable."""
     scripted.answers[LIMITS] = UnitComparison(reason="the bus: no")
     assert scripted.check.fits(LIMITS)
     assert scripted.log.entries == [("warning", "unit.unavailable", {"reason": "the bus: no"})]
 
 
-async def test_it_is_asked_once_for_the_same_limits(
+async def test_the_same_limits_are_checked_once(
     scripted: CheckWithScriptedManager, nursery: trio.Nursery
 ) -> None:
-    """Ready, and reloads that change nothing, lead to one question; a change to another one."""
+    """Ready and reloads without a change lead to one check, changed limits to another."""
     scripted.answers[LIMITS] = UnitComparison("r.service", findings=(UNWATCHED,))
     scripted.answers[LONGER] = UnitComparison("r.service", findings=(SHORT, UNWATCHED))
     now = LIMITS
@@ -120,14 +120,14 @@ async def test_it_is_asked_once_for_the_same_limits(
     scripted.check.request()
     await scripted.log.wait_for(2)
     assert scripted.compared == [LIMITS, LONGER]
-    # What was said is not said again.
+    # A finding is not logged again.
     assert scripted.log.events == [("warning", "unit.advice"), ("error", "unit.timeout_too_short")]
 
 
-async def test_silence_without_a_manager(
+async def test_without_a_manager_nothing_is_logged(
     scripted: CheckWithScriptedManager, nursery: trio.Nursery
 ) -> None:
-    """Where nobody tells of a unit, that is a line for who debugs, and nothing more."""
+    """Without a unit there is one line at level debug, and no other."""
     scripted.answers[LIMITS] = UnitComparison(reason="this process is not of a service unit")
     nursery.start_soon(scripted.check.serve, lambda: LIMITS)
     scripted.check.request()
@@ -135,10 +135,10 @@ async def test_silence_without_a_manager(
     assert scripted.log.events == [("debug", "unit.unavailable")]
 
 
-async def test_a_unit_that_fits_is_said_to(
+async def test_a_unit_that_fits_is_logged(
     scripted: CheckWithScriptedManager, nursery: trio.Nursery
 ) -> None:
-    """That nothing was found is a line of its own, so that silence means that nobody has looked."""
+    """A check without findings is logged, so that silence means that there was no check."""
     scripted.answers[LIMITS] = UnitComparison("r.service", findings=(MIXED,))
     nursery.start_soon(scripted.check.serve, lambda: LIMITS)
     scripted.check.request()
