@@ -146,7 +146,7 @@ class Wait:
 
 @attrs.frozen
 class Hold:
-    """Leave it as it is, block this key only, and ask a person.
+    """Leave it unchanged, block this key only, and wait for a person's decision.
 
     by_cap  attempts kept ending without an outcome: a changed spec lifts such a hold too
     """

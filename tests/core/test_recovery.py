@@ -31,8 +31,8 @@ from reconciled.core.recovery import (
 
 DONE = Step("first", StepKind.IDEMPOTENT, done=True)
 HALF = Step("second", StepKind.IDEMPOTENT, done=False)
-ONCE_DONE = Step("told", StepKind.ONCE, done=True)
-ONCE_HALF = Step("tell", StepKind.ONCE, done=False)
+ONCE_DONE = Step("sent", StepKind.ONCE, done=True)
+ONCE_HALF = Step("send", StepKind.ONCE, done=False)
 
 
 def operation(*steps: Step, removal: bool = False, undoes: str = "") -> Interrupted:
@@ -102,7 +102,7 @@ BY_VERDICT: list[tuple[Decision, tuple[Step, ...], bool, type[Decision]]] = [
     (Complete(), (ONCE_HALF,), False, Complete),
     (Abandon(), (ONCE_HALF,), False, Abandon),
     (Wait(5.0), (ONCE_HALF,), False, Wait),
-    (Hold("look"), (), True, Hold),
+    (Hold("check it"), (), True, Hold),
     # recover() may decide to run a ONCE step again; no decision may forget that it was started.
     (RollForward(), (DONE, ONCE_HALF), False, RollForward),
     (Retry(), (DONE, HALF), False, Retry),
@@ -176,7 +176,7 @@ def test_a_hold_shows_what_was_seen() -> None:
         decided = decide(operation(ONCE_HALF), facts(seen=seen))
         assert isinstance(decided, Hold)
         assert evidence in decided.evidence
-        assert "tell" in decided.reason
+        assert "send" in decided.reason
 
 
 def test_a_wait_is_as_long_as_the_retry() -> None:
@@ -198,8 +198,8 @@ def test_a_log_line_describes_a_decision() -> None:
     assert decision_fields(Wait(3.0, "busy")) == {
         "decision": "Wait", "reason": "busy", "retry_in": "3s",
     }  # fmt: skip
-    assert decision_fields(Hold("look", "seen")) == {
-        "decision": "Hold", "reason": "look", "evidence": "seen",
+    assert decision_fields(Hold("check it", "seen")) == {
+        "decision": "Hold", "reason": "check it", "evidence": "seen",
     }  # fmt: skip
     assert decision_fields(Complete()) == {"decision": "Complete"}
 

@@ -26,7 +26,7 @@ LIMITS = StopLimits(drain=20, critical=300, cleanup=5)
 IDLE = math.inf
 EXITS = {
     "the loop turns": (IDLE, [], 408),
-    "blocked when the signal came": (50.0, [], 105),
+    "blocked when the signal arrived": (50.0, [], 105),
     "blocked after the signal": (150.0, [], 155),
     "blocked just before the end": (406.0, [], 408),
     "a critical operation is open": (IDLE, [160.0], 168),

@@ -2,7 +2,7 @@
 
 A gate keeps enqueues less urgent than OPENS_GATE waiting until its time, so that a failing
 run's self-triggered causes (ticks, own writes, an unchanged spec) cannot cut its backoff short.
-A more urgent one opens the gate: somewhere else a change was made that may help.
+A more urgent one opens the gate: the spec changed or a person acted, which may help.
 
 Invariants: an entry has at most one due time, ``entry.due``: the earliest that was requested
 and that its gate admits. Heap items that no longer agree with it are skipped, and are never

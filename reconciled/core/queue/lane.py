@@ -5,10 +5,10 @@ that arrives during a run leads to one more run, though not before a closed gate
 that is neither waiting, running, delayed nor failing has no state here (invariant 14).
 
 Delays: the earliest due time wins, and there is one run. An enqueue for later that is not yet
-due when something else makes its key run goes into that run (its cause too): whatever needs
-a periodic run enqueues the key again at the end of each, as ``done_after`` does. An enqueue for
-later that arrives *during* a run is kept until after it. An entry has one due time: where one
-of its enqueues opens gates, the gate does not hold the earlier ones either.
+due when something else makes its key run goes into that run (its cause too): a caller that
+needs a periodic run enqueues the key again at the end of each, as ``done_after`` does. An
+enqueue for later that arrives *during* a run is kept until after it. An entry has one due time:
+where one of its enqueues opens gates, the gate does not hold the earlier ones either.
 """
 
 from __future__ import annotations

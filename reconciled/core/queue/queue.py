@@ -43,7 +43,7 @@ class WorkQueue:
     """All lanes.
 
     The dispatcher's loop: get() until None, then sleep until next_due() or ``wake``. Each
-    job goes back by one of the endings of ``job.lane``.
+    job is given back by one of the endings of ``job.lane``.
     """
 
     def __init__(self, limit: int, rng: Random) -> None:

@@ -40,5 +40,5 @@ class KeyState(enum.Enum):
     DIRTY = "dirty"  # running, and another run was requested meanwhile
     DELAYED = "delayed"
     RETRYING = "retrying"  # failed; until its backoff has passed
-    TERMINAL = "terminal"  # failed permanently, until its spec changes or a person asks
+    TERMINAL = "terminal"  # failed permanently, until its spec changes or a person requests a run
     THROTTLED = "throttled"  # as desired; only its gate is remembered
