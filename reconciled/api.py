@@ -162,9 +162,9 @@ class Operation(Protocol):
 
         The budget counts from entry and includes waiting, so take locks before. Raises
         ValueError if it is not positive, or longer than ``stop.critical``; trio.Cancelled at
-        entry if the work is already cancelled; Overrun if the body was cut off. A cancellation
-        that arrives meanwhile is delivered at the first checkpoint after the operation: a
-        ``return done()`` right behind it still counts.
+        entry if the run is cancelled or a stop is past its drain; Overrun if the body was cut
+        off. A cancellation that arrives meanwhile is delivered at the first checkpoint after the
+        operation: a ``return done()`` right behind it still counts.
         """
 
     async def step(
@@ -192,7 +192,7 @@ class RecoveringOperation(Operation, Protocol):
 
 
 class Request(Protocol[S_co]):
-    """One run for one key, or one plan for it. Valid until the method that got it returns."""
+    """One run for one key, or one plan for it."""
 
     @property
     def key(self) -> str:

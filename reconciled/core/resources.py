@@ -68,9 +68,9 @@ class Manifest:
     """One declared resource, as plain data.
 
     typed_spec is the spec as an object of the plugin's class, for a manifest that was parsed for
-    a controller of its kind; else None. It is made from *spec* and says nothing beyond it, so it
-    takes no part in equality, repr or fingerprint, is never stored, and attrs.evolve() drops it:
-    a manifest with another spec must not carry the object of the old one.
+    a controller of its kind; else None. It is derived from *spec* alone, so it takes no part in
+    equality, repr or fingerprint, and is never stored. attrs.evolve() drops it: a manifest with
+    another spec must not carry the object of the old one.
     """
 
     kind: str

@@ -158,8 +158,8 @@ class _Loading:
             raise
         except BaseException as exc:
             # SystemExit and KeyboardInterrupt too: signal handlers never raise them here.
-            place = _origin_of(exc, self.located.file)
-            raise PluginBroken(self.located.name, _describe_exception(exc), place) from exc
+            origin = _origin_of(exc, self.located.file)
+            raise PluginBroken(self.located.name, _describe_exception(exc), origin) from exc
 
     def _described(self, cls: Any, origin: str, warnings: tuple[str, ...]) -> Plugin:
         try:

@@ -231,10 +231,10 @@ def _construct(cls: Any, values: dict[str, Any]) -> Any:
     except (Exception, SystemExit, KeyboardInterrupt) as exc:
         # Signal handlers never raise here, so the last two come from the class as well.
         # The message is the first of args; the validators of attrs and ours add the attribute.
-        said = str(exc.args[0]) if exc.args else type(exc).__name__
-        blamed = [arg.alias for arg in exc.args[1:] if isinstance(arg, attrs.Attribute)]
-        path = (blamed[0],) if blamed and blamed[0] is not None else ()
-        raise Faults([Fault(path, said)]) from exc
+        message = str(exc.args[0]) if exc.args else type(exc).__name__
+        named = [arg.alias for arg in exc.args[1:] if isinstance(arg, attrs.Attribute)]
+        path = (named[0],) if named and named[0] is not None else ()
+        raise Faults([Fault(path, message)]) from exc
 
 
 def _to_problem(part: Fault, positions: Positions, path: Path) -> Problem:

@@ -152,19 +152,19 @@ class _Reader:
             self._key(top, event, text, is_plain=is_plain)
             return
         value: Any = self._parse_plain(event, text) if is_plain else text
-        place = self._location(event.start_mark)
+        location = self._location(event.start_mark)
         if event.anchor is not None:
-            self.anchors[event.anchor] = _Anchor(value, place, 1)
+            self.anchors[event.anchor] = _Anchor(value, location, 1)
         if top is not None:
-            self._add(top, value, place)
+            self._add(top, value, location)
 
     def _top_scalar(self, event: Any, documents: list[Document]) -> None:
         """Finish a document that is one scalar; callers refuse it, since it is not a mapping."""
         if len(self.problems) > self.faults:
             return
         value = parse_plain(event.value) if event.implicit[0] else event.value
-        place = self._location(event.start_mark)
-        documents.append(Document(value, Positions(self.file, place)))
+        location = self._location(event.start_mark)
+        documents.append(Document(value, Positions(self.file, location)))
 
     def _parse_plain(self, event: Any, text: str) -> Any:
         try:
@@ -202,9 +202,11 @@ class _Reader:
             self._problem(event.start_mark, message)
         if event.anchor is not None:
             self.anchors[event.anchor] = None
-        place = self._location(event.start_mark)
-        place.parts = {}
-        self.open.append(_OpenCollection(data, place, event.anchor, self.count - 1, is_key=is_key))
+        location = self._location(event.start_mark)
+        location.parts = {}
+        self.open.append(
+            _OpenCollection(data, location, event.anchor, self.count - 1, is_key=is_key)
+        )
 
     def _end(self, documents: list[Document]) -> None:
         done = self.open.pop()
@@ -242,26 +244,26 @@ class _Reader:
             return
         self._add(top, anchored.data, anchored.location)
 
-    def _add(self, top: _OpenCollection, value: Any, place: Location) -> None:
+    def _add(self, top: _OpenCollection, value: Any, location: Location) -> None:
         parts = top.location.parts
         assert parts is not None
         if type(top.data) is list:
-            parts[len(top.data)] = (place.line, place.column, place)
+            parts[len(top.data)] = (location.line, location.column, location)
             top.data.append(value)
             return
         top.in_value = False
         if top.key is None:
-            self._set_merge(top, value, place)
+            self._set_merge(top, value, location)
             return
         top.data[top.key] = value
-        parts[top.key] = (*top.key_location, place)
+        parts[top.key] = (*top.key_location, location)
 
-    def _set_merge(self, top: _OpenCollection, value: Any, place: Location) -> None:
+    def _set_merge(self, top: _OpenCollection, value: Any, location: Location) -> None:
         sources = value if isinstance(value, list) else [value]
         if all(isinstance(source, dict) for source in sources):
-            top.merged = (value, place)
+            top.merged = (value, location)
             return
-        origin = Origin(self.file, place.line, place.column)
+        origin = Origin(self.file, location.line, location.column)
         message = "<< takes a mapping or a list of mappings, as in <<: *defaults"
         self._add_problem(Problem(origin, message))
 
@@ -301,8 +303,8 @@ class _Reader:
 def _merge(done: _OpenCollection) -> None:
     assert done.merged is not None
     assert done.location.parts is not None
-    value, place = done.merged
-    for source, parts in _merge_sources(value, place):
+    value, location = done.merged
+    for source, parts in _merge_sources(value, location):
         for key, item in source.items():
             if key not in done.data:
                 done.data[key] = item
@@ -310,11 +312,11 @@ def _merge(done: _OpenCollection) -> None:
 
 
 def _merge_sources(
-    value: Any, place: Location
+    value: Any, location: Location
 ) -> Iterator[tuple[dict[str, Any], dict[str | int, tuple[int, int, Location]]]]:
     if isinstance(value, dict):
-        yield value, place.parts or {}
+        yield value, location.parts or {}
         return
     for index, source in enumerate(value):
-        assert place.parts is not None
-        yield source, place.parts[index][2].parts or {}
+        assert location.parts is not None
+        yield source, location.parts[index][2].parts or {}

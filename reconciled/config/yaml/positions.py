@@ -50,15 +50,15 @@ class Positions:
         return Problem(self.key_origin(path), message)
 
     def _find(self, path: Path, *, key: bool) -> Origin:
-        place = self.top
-        line, column = place.line, place.column
+        location = self.top
+        line, column = location.line, location.column
         for step in path:
-            part = place.parts.get(step) if place.parts is not None else None
+            part = location.parts.get(step) if location.parts is not None else None
             if part is None:
-                return Origin(self.file, place.line, place.column)
-            line, column, place = part
+                return Origin(self.file, location.line, location.column)
+            line, column, location = part
         if not key:
-            line, column = place.line, place.column
+            line, column = location.line, location.column
         return Origin(self.file, line, column)
 
 

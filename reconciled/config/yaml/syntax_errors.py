@@ -31,19 +31,19 @@ def syntax_fault(exc: yaml.MarkedYAMLError, text: str, index: int, lines: int) -
 
     *lines* is the number of lines before *text*.
     """
-    place = exc.problem_mark or exc.context_mark
-    said = exc.problem or exc.context or "not YAML"
-    if said == "found character that cannot start any token":
+    mark = exc.problem_mark or exc.context_mark
+    problem = exc.problem or exc.context or "not YAML"
+    if problem == "found character that cannot start any token":
         character = text[index : index + 1]
         if character == "\t":
-            return place, "a tab cannot indent: use spaces"
-        return place, f"{character} cannot begin an unquoted value: quote it"
-    message = _HINTS.get(said, said)
+            return mark, "a tab cannot indent: use spaces"
+        return mark, f"{character} cannot begin an unquoted value: quote it"
+    message = _HINTS.get(problem, problem)
     opened = exc.context_mark
     unclosed = "flow" in (exc.context or "") or "quoted" in (exc.context or "")
     if not unclosed or opened is None:
-        return place, message
+        return mark, message
     if index >= len(text.rstrip()):
         # The parser notices it at the end of the file, where there is nothing to fix.
         return opened, message
-    return place, f"{message} (opened in line {opened.line + 1 + lines})"
+    return mark, f"{message} (opened in line {opened.line + 1 + lines})"

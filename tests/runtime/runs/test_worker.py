@@ -296,6 +296,22 @@ async def test_c15_faults_outside_reconcile_fail_the_key_alone(
         assert runtime.controller.statuses[key("b")].outcome is Outcome.DONE
 
 
+async def test_a_run_gets_the_spec_that_its_manifest_carries(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The object of the parser reaches each run; a manifest without one is structured."""
+    script = ScriptedReconciler()
+    async with run_one_controller(tmp_path, script) as runtime:
+        spec = Thing(3)
+        runtime.declare(thing("a", 3).with_typed_spec(spec), thing("b", 4))
+        await runtime.wait_all_blocked()
+        runtime.declare(thing("a", 3).with_typed_spec(spec), thing("b", 5))
+        await runtime.wait_all_blocked()
+        values = sorted((request.name, request.spec.value) for request in script.requests)
+        assert values == [("a", 3), ("b", 4), ("b", 5)]
+        assert [each.spec is spec for each in script.requests if each.name == "a"] == [True]
+
+
 async def test_a_spec_that_is_not_valid_any_more_is_terminal(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
