@@ -87,7 +87,7 @@ def test_a_plan_shows_the_reference(
     """A plan quotes what the program check printed, redacted; without the secret it is an error."""
     said = desk.say("plan", "x/b")
     assert said.code == 70
-    reason = "ProgramFailed: environment has no TOKEN: credential token was not"
+    reason = "ProgramFailed: cannot set TOKEN in environment: credential token was not"
     assert f"? x/b: cannot be planned: {reason}" in said.out
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
     said = desk.say("plan", "x/b")

@@ -120,7 +120,7 @@ def test_without_its_credential_a_run_fails_and_says_what_to_write(service: Serv
     service.start()
     reason = service.wait_for("reconcile.failed", key="x/site").fields["reason"]
     assert reason == (
-        "environment has no TOKEN: credential api-token was not passed in: write"
+        "cannot set TOKEN in environment: credential api-token was not passed in: write"
         " LoadCredential=api-token:/etc/credstore/api-token in a drop-in of the unit,"
         " and restart it"
     )

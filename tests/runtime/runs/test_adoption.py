@@ -263,7 +263,7 @@ async def test_an_unkillable_program_blocks_recovery(
         assert script.calls_for("a") == ["observe", "recover", "reconcile", "reconcile"]
 
 
-@pytest.mark.parametrize("error", [RecordDamaged("it is no record"), OSError(5, "I/O")])
+@pytest.mark.parametrize("error", [RecordDamaged("not a valid record"), OSError(5, "I/O")])
 @pytest.mark.parametrize("when", ["found", "ended"])
 async def test_a_damaged_record_affects_its_key_alone(
     tmp_path: Path,
