@@ -65,7 +65,10 @@ class _Conversation:
         try:
             with address_of(self.path) as address:
                 self.connection.connect(address)
-            self.connection.sendall(encode_request(request))
+            # A server that refuses a client without reading its request may have replied and
+            # closed the connection already: the reply is still to be read.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.connection.sendall(encode_request(request))
         except FileNotFoundError as error:
             raise NoDaemon(f"no daemon answers: {self.path} does not exist") from error
         except ConnectionRefusedError as error:

@@ -99,7 +99,9 @@ async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIte
         if trusted is not None:
             made.allowed_uids = trusted
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_control(path)))
-        async with trio.open_nursery() as nursery, listener:
+        # The listener is closed after accept() has ended, so that the failure of a test is the
+        # only exception that it raises.
+        async with listener, trio.open_nursery() as nursery:
             nursery.start_soon(made.connections.accept, listener, nursery)
             yield Desk(path, made, asked, go_on, third, log)
             nursery.cancel_scope.cancel(reason="the test is over")
@@ -345,6 +347,26 @@ def test_no_daemon(tmp_path: Path) -> None:
     open_control(path).close()
     with pytest.raises(NoDaemon, match=f"no process serves {path}"):
         send_request(path, ControlRequest("tell"))
+
+
+def test_a_refusal_that_precedes_the_request_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that refuses and closes before the request is sent is not reported as absent."""
+    path = tmp_path / "s"
+    encode_request = client.encode_request
+    with open_control(path) as listener:
+
+        def refuse_first(request: ControlRequest) -> bytes:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b'{"refused": "uid 1000 is not authorised"}\n')
+            return encode_request(request)
+
+        listener.settimeout(5)
+        monkeypatch.setattr(client, "encode_request", refuse_first)
+        with pytest.raises(RequestNotDone, match="uid 1000 is not authorised"):
+            send_request(path, ControlRequest("tell"))
 
 
 @pytest.mark.parametrize("queue", ["empty", "full"])
