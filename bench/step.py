@@ -15,7 +15,7 @@ import trio
 from table import heading, row
 
 from reconciled.durability import replace_at
-from reconciled.programs import attempts, run_program
+from reconciled.programs import attempt_fence, run_program
 from reconciled.programs.steps import format_handle
 
 STEPS = 40
@@ -58,7 +58,7 @@ def make_operation(root: Path, name: str) -> Operation:
 def steps(root: Path) -> None:
     """Measure calls of the command, compared with an interpreter that does nothing."""
     operation = make_operation(root, "steps")
-    attempts.fence(operation.directory, 1)
+    attempt_fence.fence(operation.directory, 1)
     handle = format_handle(operation.directory, 1)
     environment = {**os.environ, "RECONCILED_HANDLE": handle}
     script = str(Path(sys.executable).with_name("reconciled"))

@@ -61,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _reap(state: Path, wait: float, term: float, group: Path | None) -> int:
     from reconciled.core.errors import StateLocked, StateRefused
     from reconciled.journal.state_lock import StateLock
-    from reconciled.programs.survivor_reaper import SurvivorReaper
+    from reconciled.programs.reap import SurvivorReaper
 
     _act_as_owner(state)
     try:

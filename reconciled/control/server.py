@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 import trio
 
-from reconciled.control.addresses import Peer, peer_of
 from reconciled.control.connections import Connections
+from reconciled.control.listening_sockets import Peer, peer_of
 from reconciled.control.protocol import (
     LONGEST_REQUEST,
     ControlReply,

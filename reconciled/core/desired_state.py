@@ -20,7 +20,7 @@ from types import MappingProxyType
 import attrs
 
 from reconciled.core.problems import Problem
-from reconciled.core.removals import HeldRemovals, RemovalGuard
+from reconciled.core.removal_guard import HeldRemovals, RemovalGuard
 from reconciled.core.resources import Key, Manifest, Origin
 from reconciled.core.sources import Snapshot, Unavailable
 

@@ -9,7 +9,7 @@ import trio
 
 from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
-from reconciled.core.removals import RemovalGuard
+from reconciled.core.removal_guard import RemovalGuard
 from reconciled.core.resources import Fingerprint, Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
 from reconciled.journal.sqlite.store import Applied

@@ -2,7 +2,7 @@
 
 ``run`` holds what a reconciler calls. ``children`` registers owned programs; ``orphan_reaper``
 reaps the rest. A ``small_parent`` supervises each program of an operation and outlives the
-daemon; ``survivors`` finds such a program again, ``survivor_reaper`` ends it, and ``steps`` reads
+daemon; ``survivors`` finds such a program again, ``reap`` ends it, and ``steps`` reads
 the steps that it recorded.
 
 The names below are imported at their first use: ``reconciled step`` needs ``steps`` alone,

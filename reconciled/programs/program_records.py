@@ -15,7 +15,7 @@ import attrs
 
 from reconciled.core.errors import RecordDamaged
 from reconciled.durability import replace_at
-from reconciled.programs.attempts import lock_directory
+from reconciled.programs.attempt_fence import lock_directory
 
 CHILD, END = "child", "end"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

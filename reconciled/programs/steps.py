@@ -13,7 +13,7 @@ import os
 import zlib
 
 from reconciled.core.errors import StaleAttempt, StepsDamaged
-from reconciled.programs.attempts import CLOSED, lock_directory, read_attempt
+from reconciled.programs.attempt_fence import CLOSED, lock_directory, read_attempt
 
 STEPS = "steps"
 MAX_NAME_LENGTH = 200  # characters

@@ -25,7 +25,7 @@ import trio
 
 from reconciled.core.errors import RecordDamaged
 from reconciled.programs import small_parent
-from reconciled.programs.attempts import fence_unsynced
+from reconciled.programs.attempt_fence import fence_unsynced
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import Assignment, Identity, read_end
 

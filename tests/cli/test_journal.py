@@ -17,7 +17,7 @@ import trio
 from desk import Desk
 
 from reconciled.cli.journal import resolve
-from reconciled.cli.journal.text import format_list, format_operation
+from reconciled.cli.journal.operation_format import format_list, format_operation
 from reconciled.core.errors import StateLocked
 from reconciled.core.resources import Key
 from reconciled.journal import resolutions
@@ -33,7 +33,7 @@ from reconciled.journal.operation_record import (
 )
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.state_lock import StateLock, probe
-from reconciled.programs import attempts, steps
+from reconciled.programs import attempt_fence, steps
 
 BEGUN = 1_800_000_000.0
 ID = "01JE00000000000000000000"
@@ -210,7 +210,7 @@ def test_show_prints_steps_and_output_of_programs(desk: Desk) -> None:
     identity = held(desk)
     directory = desk.state / "operations" / identity
     directory.mkdir(parents=True)
-    attempts.fence(directory, 1)
+    attempt_fence.fence(directory, 1)
     steps.record_step(str(directory), 1, "copied")
     (directory / "apply.log").write_text("x")
     said = desk.say("journal", "show", identity[:-2].lower())

@@ -21,11 +21,11 @@ from operations import ID, end_all_of, start_daemon, wait_for
 from reconciled.cli import reap as cli
 from reconciled.cli.main import main
 from reconciled.journal.state_lock import StateLock
-from reconciled.programs import survivor_reaper
+from reconciled.programs import reap as reap_module
 from reconciled.programs.cgroup import members_of
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import ChildRecord, read_child, read_end
-from reconciled.programs.survivor_reaper import SurvivorReaper
+from reconciled.programs.reap import SurvivorReaper
 from reconciled.programs.survivors import Survivor
 from reconciled.runtime.daemon.startup import end_leftovers
 from reconciled.service.notify import Notifier
@@ -183,7 +183,7 @@ def test_program_that_cannot_be_ended_is_named(
 ) -> None:
     """A program that survives each measure is named with its pid and the reason."""
     directory = left_behind(state, ENDS_ON_GO)
-    monkeypatch.setattr(survivor_reaper, "KILL_TIMEOUT", 0.1)
+    monkeypatch.setattr(reap_module, "KILL_TIMEOUT", 0.1)
     monkeypatch.setattr(Survivor, "signal", lambda *_: sent)
     monkeypatch.setattr(Survivor, "kill_parent", lambda _: None)
     lines: list[str] = []
@@ -294,7 +294,7 @@ def test_status_changes_at_once_when_a_program_has_ended(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report is updated when a program has ended, not after the report interval."""
-    monkeypatch.setattr(survivor_reaper, "REPORT_INTERVAL", 600)
+    monkeypatch.setattr(reap_module, "REPORT_INTERVAL", 600)
     left_behind(state, ENDS_ON_GO, budget=10, name=ID + "A")
     left_behind(state, ENDS_ON_GO, name=ID + "B")
     reports: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reconciled.cli.main import main
-from reconciled.programs import attempts
+from reconciled.programs import attempt_fence
 from reconciled.programs.steps import format_handle, read_steps
 
 pytestmark = pytest.mark.processes
@@ -21,7 +21,7 @@ def op_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An operation's directory at attempt 2, with its handle in the environment."""
     directory = tmp_path / "operations" / "01TEST"
     directory.mkdir(parents=True)
-    attempts.fence(directory, 2)
+    attempt_fence.fence(directory, 2)
     monkeypatch.setenv("RECONCILED_HANDLE", format_handle(directory, 2))
     return directory
 
@@ -53,7 +53,7 @@ def test_not_current(
         " further effects"
     )
     assert capsys.readouterr().err == f"reconciled step: {text}\n"
-    attempts.close_attempts(op_dir)
+    attempt_fence.close_attempts(op_dir)
     monkeypatch.setenv("RECONCILED_HANDLE", format_handle(op_dir, 2))
     assert main(["step", "a"]) == 3
     assert names(op_dir) == []

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciled.control import client, connections, server
-from reconciled.control.addresses import open_control
 from reconciled.control.client import send_request
+from reconciled.control.listening_sockets import open_control
 from reconciled.control.protocol import LONGEST_REQUEST, ControlReply, ControlRequest
 from reconciled.control.server import ControlServer, Verb
 from reconciled.core.errors import NoDaemon, RequestNotDone, RequestRefused

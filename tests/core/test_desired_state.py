@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
-from reconciled.core.removals import RemovalGuard
+from reconciled.core.removal_guard import RemovalGuard
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.core.sources import Snapshot, Unavailable
 

@@ -1,4 +1,4 @@
-"""Rules of the steps that programs record, and of the fence against older attempts."""
+"""Rules of the steps that programs record, and of the fence against older attempt_fence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reconciled.core.errors import StaleAttempt, StepsDamaged
-from reconciled.programs import attempts, steps
+from reconciled.programs import attempt_fence, steps
 from reconciled.programs.steps import format_handle, parse_handle, read_steps, record_step
 
 
@@ -18,7 +18,7 @@ def op_dir(tmp_path: Path) -> Path:
     """An operation's directory, at attempt 1."""
     directory = tmp_path / "operations" / "01TEST"
     directory.mkdir(parents=True)
-    attempts.fence(directory, 1)
+    attempt_fence.fence(directory, 1)
     return directory
 
 
@@ -43,7 +43,7 @@ class Syncs:
 def test_steps_are_kept_in_order(op_dir: Path) -> None:
     """Steps are read in the order in which they were recorded, with their attempt."""
     record_step(str(op_dir), 1, "copied")
-    attempts.fence(op_dir, 2)
+    attempt_fence.fence(op_dir, 2)
     record_step(str(op_dir), 2, "switched over ü")
     assert [(step.attempt, step.name) for step in read_steps(op_dir)] == [
         (1, "copied"),
@@ -61,7 +61,7 @@ def test_repeated_name_is_one_step(op_dir: Path, monkeypatch: pytest.MonkeyPatch
     """C04: a name that is already recorded adds no line and is synced like a new one."""
     record_step(str(op_dir), 1, "copied")
     before = (op_dir / "steps").read_bytes()
-    attempts.fence(op_dir, 2)
+    attempt_fence.fence(op_dir, 2)
     syncs = Syncs(monkeypatch)
     record_step(str(op_dir), 2, "copied")
     assert (op_dir / "steps").read_bytes() == before
@@ -129,7 +129,7 @@ def test_other_attempts_are_refused(op_dir: Path, attempt: int) -> None:
 
 def test_fenced_when_the_next_begins(op_dir: Path) -> None:
     """After the next attempt has started, the one before is refused, durably."""
-    attempts.fence(op_dir, 2)
+    attempt_fence.fence(op_dir, 2)
     with pytest.raises(StaleAttempt):
         record_step(str(op_dir), 1, "a")
     record_step(str(op_dir), 2, "a")
@@ -137,22 +137,22 @@ def test_fenced_when_the_next_begins(op_dir: Path) -> None:
 
 def test_programs_of_an_ended_operation_cannot_record_steps(op_dir: Path) -> None:
     """No step is recorded after the operation has ended or its files were removed."""
-    attempts.close_attempts(op_dir)
+    attempt_fence.close_attempts(op_dir)
     with pytest.raises(StaleAttempt, match="attempt 1 is not current: the operation has ended"):
         record_step(str(op_dir), 1, "a")
     with pytest.raises(StaleAttempt, match=r"the operation of .*/missing has ended"):
         record_step(str(op_dir.with_name("missing")), 1, "a")
-    attempts.close_attempts(op_dir.with_name("missing"))
+    attempt_fence.close_attempts(op_dir.with_name("missing"))
     assert not op_dir.with_name("missing").exists()
 
 
 def test_fence_is_durable(op_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new attempt is synced with its directory and parent; the same one is not written."""
     syncs = Syncs(monkeypatch)
-    attempts.fence(op_dir, 2)
+    attempt_fence.fence(op_dir, 2)
     assert syncs.synced[-2:] == ["01TEST", "operations"]
     assert len(syncs.synced) == 3
-    attempts.fence(op_dir, 2)
+    attempt_fence.fence(op_dir, 2)
     assert len(syncs.synced) == 3
 
 

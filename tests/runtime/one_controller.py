@@ -34,7 +34,7 @@ from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.controllers.loading import LoadedController
 from reconciled.runtime.daemon.assembly import assemble
 from reconciled.runtime.daemon.shutdown import Shutdown
-from reconciled.runtime.decisions.removals import RemovalApprovals
+from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Work

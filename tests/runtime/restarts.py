@@ -25,7 +25,7 @@ from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, Hold, OperationRecord, StepState
 from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.operations.pinned import pin
-from reconciled.runtime.runs.adoption import enqueue_open_operations
+from reconciled.runtime.runs.program_adoption import enqueue_open_operations
 
 Asked = tuple[str, str]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from reconciled.cli.journal.operation_format import as_data, format_list
 from reconciled.cli.journal.target import JournalTarget, read_journal
-from reconciled.cli.journal.text import as_data, format_list
 from reconciled.cli.terminal import print_error, print_json, print_line
 from reconciled.journal.resolutions import ResolutionRequest, read_pending
 

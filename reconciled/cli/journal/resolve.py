@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 import attrs
 
+from reconciled.cli.journal.operation_format import state_of
 from reconciled.cli.journal.target import (
     PREFIX_LIMIT,
     JournalTarget,
     find_operation,
     read_journal,
 )
-from reconciled.cli.journal.text import state_of
 from reconciled.cli.terminal import print_error, print_line
 from reconciled.core.errors import StateLocked
 from reconciled.core.exit_codes import FAILED, NO_ANSWER, NOT_FOUND, USAGE

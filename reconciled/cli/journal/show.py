@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 from reconciled.cli.journal.listing import pending_resolution
+from reconciled.cli.journal.operation_format import as_data, format_operation
 from reconciled.cli.journal.target import (
     PREFIX_LIMIT,
     JournalTarget,
     find_operation,
     read_journal,
 )
-from reconciled.cli.journal.text import as_data, format_operation
 from reconciled.cli.terminal import print_error, print_json, print_line
 from reconciled.core.errors import RecordDamaged, StepsDamaged
 from reconciled.core.exit_codes import NOT_FOUND

@@ -31,9 +31,9 @@ from reconciled.journal.sqlite.applied import (
     read_fingerprints,
     write_applied,
 )
+from reconciled.journal.sqlite.disk_reserve import Reserve
 from reconciled.journal.sqlite.integrity import IntegrityReport
 from reconciled.journal.sqlite.lifecycle import OpenedStore, open_directory
-from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.rows import checksum, read_open
 from reconciled.journal.sqlite.schema import write_meta
 from reconciled.journal.sqlite.writer import PendingWrite, Write, Writer

@@ -24,8 +24,8 @@ import attrs
 import trio
 
 from reconciled.core.errors import NoThread, StoreClosed, WriteFailed
+from reconciled.journal.sqlite.disk_reserve import Reserve
 from reconciled.journal.sqlite.lifecycle import close_directory, exchange, reopen
-from reconciled.journal.sqlite.reserve import Reserve
 from reconciled.journal.sqlite.schema import Meta
 from reconciled.threads import in_thread
 

@@ -29,7 +29,7 @@ from reconciled.observe.task_tree import frames_of
 from reconciled.plugins.loading import Plugin
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.status import Status
-from reconciled.runtime.decisions.removals import RemovalApprovals
+from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.plugin_errors import cancellation_in, failure_of
 from reconciled.stop import Stop, Work
 

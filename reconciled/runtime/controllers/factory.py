@@ -14,7 +14,7 @@ from reconciled.core.desired_state import DesiredState
 from reconciled.core.durations import format_duration
 from reconciled.core.errors import Invalid
 from reconciled.core.queue.backoff import Backoff
-from reconciled.core.removals import RemovalGuard
+from reconciled.core.removal_guard import RemovalGuard
 from reconciled.core.resources import controller_of
 from reconciled.core.schedule import Cron, Every
 from reconciled.core.sources import Watcher
@@ -22,7 +22,7 @@ from reconciled.journal.sqlite.store import Store
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.controllers.loading import LoadedController
-from reconciled.runtime.decisions.removals import RemovalApprovals
+from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.plugin_errors import text_of
 from reconciled.stop import Stop
 from reconciled.watchers.directory import DirectoryWatcher

@@ -13,7 +13,7 @@ import attrs
 
 from reconciled.api import Reconciler
 from reconciled.config.model import Config, ControllerConfig
-from reconciled.config.references import check_references
+from reconciled.config.plugin_references import check_references
 from reconciled.core.errors import Invalid, PluginBroken, PluginNotFound
 from reconciled.core.problems import Problem
 from reconciled.plugins.discovery import find_reconciler

@@ -25,7 +25,7 @@ from reconciled.runtime.controllers import factory
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.controllers.loading import LoadedController
 from reconciled.runtime.daemon.shutdown import Shutdown
-from reconciled.runtime.decisions.removals import RemovalApprovals
+from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
 from reconciled.runtime.stop_recorder import StopRecorder

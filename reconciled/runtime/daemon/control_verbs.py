@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from reconciled.control.addresses import Peer
+from reconciled.control.listening_sockets import Peer
 from reconciled.control.protocol import ControlReply
 from reconciled.control.server import Verb
 from reconciled.core.errors import RequestRefused

@@ -36,8 +36,8 @@ from reconciled.runtime.daemon.run_once import OnceProgress
 from reconciled.runtime.daemon.shutdown import Shutdown
 from reconciled.runtime.decisions.resolutions import Resolutions
 from reconciled.runtime.host.status_line import SYNC_TIMEOUT
-from reconciled.runtime.runs.adoption import enqueue_open_operations
 from reconciled.runtime.runs.completion import log_loop
+from reconciled.runtime.runs.program_adoption import enqueue_open_operations
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop.last_resort import LastResort
 

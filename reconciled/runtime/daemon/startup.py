@@ -34,7 +34,7 @@ from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs, configure
 from reconciled.programs.cgroup import cgroup_of_main_process, hidden_in, members_of
 from reconciled.programs.orphan_reaper import become_subreaper
-from reconciled.programs.survivor_reaper import SurvivorReaper
+from reconciled.programs.reap import SurvivorReaper
 from reconciled.programs.survivors import TERM_GRACE
 from reconciled.runtime.controllers.loading import PreparedConfig, prepare_valid
 from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets

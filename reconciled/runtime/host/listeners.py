@@ -22,8 +22,8 @@ import attrs
 import trio
 
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.addresses import is_served_by, open_control, open_http
 from reconciled.control.connections import Connections
+from reconciled.control.listening_sockets import is_served_by, open_control, open_http
 from reconciled.control.server import ControlServer, Verb
 from reconciled.core.errors import ListenRefused
 from reconciled.observe.bound_log import BoundLog

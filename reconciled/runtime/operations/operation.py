@@ -27,7 +27,7 @@ from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import AppliedSpec, Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
-from reconciled.programs import ProgramFailed, attempts
+from reconciled.programs import ProgramFailed, attempt_fence
 from reconciled.stop import Overrun, Section, Work
 from reconciled.threads import in_thread
 
@@ -169,7 +169,7 @@ class Operations:
         """Fence the programs of *operation*: none of them can record a step from here on."""
         directory = self.root / operation
         if directory.exists():
-            await in_thread(partial(attempts.close_attempts, directory))
+            await in_thread(partial(attempt_fence.close_attempts, directory))
 
     async def _close(self, operation: RunOperation, ending: Ending) -> None:
         await self.journal.end(operation.id, ending)

@@ -29,7 +29,7 @@ from reconciled.journal.host_identity import HostIdentity
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
-from reconciled.programs import attempts
+from reconciled.programs import attempt_fence
 from reconciled.runtime.operations.interrupted import (
     operation_for_observe,
     operation_for_recover,
@@ -119,7 +119,7 @@ class Recovery:
         self.record = await self._journal.count_recovery(self.record.id)
         directory = self._operations.root / self.record.id
         if directory.exists():
-            fence = partial(attempts.fence, directory, self.record.attempt)
+            fence = partial(attempt_fence.fence, directory, self.record.attempt)
             await in_thread(fence)
         self.log.info(
             "recovery.began",

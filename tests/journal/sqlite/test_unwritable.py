@@ -19,7 +19,7 @@ from reconciled.core.resources import Key
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending
 from reconciled.journal.sqlite import writer
-from reconciled.journal.sqlite.reserve import Reserve
+from reconciled.journal.sqlite.disk_reserve import Reserve
 from reconciled.journal.sqlite.store import Store
 
 WORKER = Path(__file__).parents[1] / "worker.py"

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from whole_daemon import WholeDaemon
 
 from reconciled.api import Result, done
-from reconciled.control.addresses import Peer
+from reconciled.control.listening_sockets import Peer
 from reconciled.control.protocol import ControlReply
 from reconciled.core.errors import RequestRefused
 from reconciled.core.stages import Stage

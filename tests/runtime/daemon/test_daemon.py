@@ -22,7 +22,7 @@ from reconciled.programs.orphan_reaper import OrphanReaper
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.daemon.daemon import Daemon
 from reconciled.runtime.daemon.reload import Reloader
-from reconciled.runtime.decisions.removals import RemovalApprovals
+from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.runs.dispatcher import Dispatcher
 
 

@@ -15,7 +15,7 @@ from one_controller import OneController, ScriptedReconciler, key, run_one_contr
 from trio.testing import MockClock
 
 from reconciled.journal.operation_record import Ending, Hold
-from reconciled.programs.attempts import fence
+from reconciled.programs.attempt_fence import fence
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import boot_id
 from reconciled.runtime.daemon import operation_retention

@@ -15,7 +15,7 @@ import trio.testing
 from one_controller import Line, key, lines_of, logs_to
 from trio.testing import MockClock
 
-from reconciled.core.removals import HeldRemovals
+from reconciled.core.removal_guard import HeldRemovals
 from reconciled.core.resources import Key
 from reconciled.journal import removal_approvals
 from reconciled.journal.removal_approvals import (
@@ -24,8 +24,8 @@ from reconciled.journal.removal_approvals import (
     read_pending,
     write_approval,
 )
+from reconciled.runtime.decisions.approvals import FLUSH_TIMEOUT, RemovalApprovals
 from reconciled.runtime.decisions.inbox import SCAN_INTERVAL
-from reconciled.runtime.decisions.removals import FLUSH_TIMEOUT, RemovalApprovals
 
 HELD = HeldRemovals((key("1"), key("2")), 3, 0.0)
 Given = list[tuple[str, frozenset[Key]]]

@@ -20,7 +20,7 @@ from whole_daemon import WholeDaemon
 
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.addresses import open_control
+from reconciled.control.listening_sockets import open_control
 from reconciled.control.protocol import ControlReply
 from reconciled.core.errors import ListenRefused
 from reconciled.runtime.daemon import reload

@@ -29,7 +29,7 @@ from reconciled.api import (
     retry,
 )
 from reconciled.journal.operation_record import Ending
-from reconciled.runtime.runs.adoption import enqueue_open_operations
+from reconciled.runtime.runs.program_adoption import enqueue_open_operations
 
 # -- the count and the cap -------------------------------------------------------
 

@@ -23,7 +23,7 @@ from reconciled.config.model import Config
 from reconciled.core.desired_state import DesiredState
 from reconciled.core.queue.backoff import Backoff
 from reconciled.core.queue.states import Priority
-from reconciled.core.removals import RemovalGuard
+from reconciled.core.removal_guard import RemovalGuard
 from reconciled.core.resources import Key
 from reconciled.core.sources import Snapshot
 from reconciled.core.stages import StopLimits

@@ -30,8 +30,8 @@ from reconciled.core.queue.states import Priority
 from reconciled.journal.operation_record import Ending
 from reconciled.programs.processes import find_process
 from reconciled.programs.program_records import Assignment, ChildRecord, Identity, boot_id
-from reconciled.runtime.runs import adoption
-from reconciled.runtime.runs.adoption import enqueue_open_operations
+from reconciled.runtime.runs import program_adoption
+from reconciled.runtime.runs.program_adoption import enqueue_open_operations
 
 
 @attrs.define(eq=False)
@@ -93,7 +93,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Program]:
             raise program.lost
         return program
 
-    monkeypatch.setattr(adoption, "find_survivor", find)
+    monkeypatch.setattr(program_adoption, "find_survivor", find)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconciled.core.removals import WINDOW, HeldRemovals, RemovalGuard
+from reconciled.core.removal_guard import WINDOW, HeldRemovals, RemovalGuard
 from reconciled.core.resources import Key
 
 OWNED = frozenset(Key(f"site/k{number:02}") for number in range(20))

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from reconciled.core.removals import HeldRemovals
+from reconciled.core.removal_guard import HeldRemovals
 from reconciled.core.resources import Key
 from reconciled.journal import removal_approvals
 from reconciled.journal.decision_files import DecisionFiles

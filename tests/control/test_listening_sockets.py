@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from reconciled.control.addresses import open_control, open_http, peer_of
 from reconciled.control.client import send_request
+from reconciled.control.listening_sockets import open_control, open_http, peer_of
 from reconciled.control.protocol import ControlRequest
 from reconciled.core.errors import ListenRefused, NoDaemon
 
@@ -182,7 +182,7 @@ def test_a_kept_socket_that_is_full_is_known_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many wait at it that no probe gets in: it is served again all the same."""
-    monkeypatch.setattr("reconciled.control.addresses.BACKLOG", 0)
+    monkeypatch.setattr("reconciled.control.listening_sockets.BACKLOG", 0)
     path = tmp_path / "s"
     with open_control(path) as kept, contextlib.ExitStack() as clients:
         with contextlib.suppress(BlockingIOError):

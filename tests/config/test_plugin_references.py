@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reconciled.config.load import load
 from reconciled.config.model import Config
-from reconciled.config.references import check_references
+from reconciled.config.plugin_references import check_references
 
 TEXT = """state: /x
 journal: {history: {age: 1d}}
