@@ -1,1 +1,1 @@
-"""What the daemon tells people: logs, the live task tree, the report of a stop."""
+"""The daemon's output: logs, the live task tree, the report of a stop."""

@@ -1,12 +1,13 @@
-"""The daemon's log: from a call with fields to one line on standard error, or in the journal.
+"""The daemon's log: renders each event as one line on standard error, or as a journal entry.
 
-``configure()`` makes one Logs object, which is handed on; there is no global logger of ours.
+``configure()`` makes the one Logs object, which callers pass on; the package has no global logger.
 
-1. No log call raises or waits, whatever it is given and whoever reads.
-2. Equal lines are folded (see core.folding): a fault and its recovery are told, not a flood.
+1. No log call raises or blocks, whatever its fields are and however slow the reader is.
+2. Equal lines are folded (see core.repeat_filter): a fault is logged once, then its repetitions
+   are summarised, then its recovery is logged.
 3. No secret is written (see redaction).
-4. A traceback is shown for internal faults (``exc_info``) and at level debug; elsewhere an
-   exception is its type and message.
+4. A traceback is logged for internal faults (``exc_info``) and at level debug; otherwise an
+   exception is logged by its type and message.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
 from reconciled.observe.repetition import UNFOLDED, folding_line
 from reconciled.observe.sink import Sink
 
-_SUMMARY_EVERY = 1.0  # seconds between looks for summaries that are due
+_SUMMARY_EVERY = 1.0  # seconds between checks for summaries that are due
 
 
 @attrs.define(eq=False)
 class Logs:
-    """The log of one process. Made by configure(), ended by close(); any thread may log."""
+    """The log of one process. Made by configure(), closed by close(); any thread may log."""
 
     sink: Sink
     redactor: Redactor
@@ -59,11 +60,12 @@ class Logs:
     _wall: Callable[[], float]
     _clock: Callable[[], float]
     _stamp: TimestampFormatter
-    # Where the journal is written to by its own protocol: standard error, which leads there too.
+    # With the journal's native protocol: standard error, which the manager connects to it too.
     _fallback: Descriptor | None = None
     _loggers: type[BoundLog] = attrs.field(factory=bound_log_class, init=False)
     _folder: RepeatFilter = attrs.field(factory=RepeatFilter, init=False)
-    # Re-entrant, as a finalizer may log in the midst of it; _folding tells, and then nothing folds.
+    # Re-entrant, since a finalizer may log while its thread holds the lock: _folding is True then,
+    # and that line is not folded.
     _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
     _folding: bool = attrs.field(default=False, init=False)
     _level: str = attrs.field(default="info", init=False)
@@ -80,20 +82,20 @@ class Logs:
 
     @property
     def level(self) -> str:
-        """Lines below it are not written."""
+        """The level below which lines are not written."""
         return self._level
 
     def set_level(self, level: str) -> None:
-        """From now on, for every logger that was ever bound. Raises ValueError for no level."""
+        """Set the level of all bound loggers. Raises ValueError if *level* is unknown."""
         set_level(self._loggers, level)
         self._level = level
         if self._stdlib_capture is not None:
             self._stdlib_capture.set_level(level)
 
     def capture_stdlib(self) -> None:
-        """Take over the lines of the logging module, of warnings, and of structlog.get_logger().
+        """Log the lines of the logging module, of warnings, and of structlog.get_logger() here.
 
-        Changes global state of these modules, once; close() changes it back.
+        Changes global state of these modules; close() restores it. A second call has no effect.
         """
         if self._stdlib_capture is not None:
             return
@@ -107,9 +109,10 @@ class Logs:
         )
 
     def report_recovery(self, key: str) -> None:
-        """*key* is as desired: say so if a fault of it was told. Cheap when there was none.
+        """Log that *key* has recovered, if a fault of it was logged. Cheap if there was none.
 
-        For a source, whose lines have the fields controller and source: ``CONTROLLER: SOURCE``.
+        The key of a source, whose lines have the fields controller and source, is
+        ``CONTROLLER: SOURCE``.
         """
         now = self._clock()
         with self._lock_folder():
@@ -118,27 +121,30 @@ class Logs:
             self._log_recovery(recovery, now)
 
     def forget(self, key: str) -> None:
-        """*key* has gone: drop what is remembered about it."""
+        """Drop the state of *key*, which was deleted."""
         with self._lock_folder():
             self._folder.forget(key)
 
     async def serve(self) -> None:
-        """The log's two tasks, for a nursery that outlives all work. Runs until cancelled."""
+        """Write buffered records and due summaries, until cancelled.
+
+        Start it in a nursery that outlives all work.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.sink.flush_forever, name="log flusher")
             nursery.start_soon(self._summarise_forever, name="log summaries")
 
     def log_from_thread(self, level: str, event: str, **fields: Any) -> bool:
-        """Write a line, unfolded, from a thread that may not rely on the others.
+        """Write a line without folding, from a thread that cannot rely on the others.
 
-        False: another thread hangs while it holds the sink, and the line was lost.
+        False: another thread hangs while it holds the sink's lock, and the line is lost.
         """
         shown = self._add_error_fields(None, level, {"event": event, **fields})
         line = self._render_line(None, level, self._to_plain_data(None, level, shown))
         return self.sink.write_from_thread(line)
 
     def close(self, timeout: float = 0.2) -> None:
-        """Write everything that is left, for *timeout* seconds at most. Any thread."""
+        """Write all summaries and buffered records, for *timeout* seconds at most. Any thread."""
         if self._stdlib_capture is not None:
             self._stdlib_capture.restore()
             self._stdlib_capture = None
@@ -154,12 +160,15 @@ class Logs:
             self._fallback = None
 
     def line(self, level: str, event: str, fields: Mapping[str, Any]) -> bytes:
-        """The rendered line of an event whose fields are plain data already."""
+        """Render the line of an event whose fields are plain data already."""
         return self._render(self._stamp.format(self._wall()), level, event, fields)
 
     @contextlib.contextmanager
     def _lock_folder(self, timeout: float = -1) -> Iterator[bool]:
-        """The folder for us alone; False where we interrupted its holder, or it hangs."""
+        """Hold the folder's lock.
+
+        False: this call has interrupted the holder in its own thread, or the holder hangs.
+        """
         if not self._lock.acquire(timeout=timeout):
             yield False
             return
@@ -208,7 +217,7 @@ class Logs:
             return fields
         line = folding_line(level, fields)
         now = self._clock()
-        with self._lock:  # _exclusive() by hand: a generator would cost a tenth of the line
+        with self._lock:  # _lock_folder() inlined: a generator would cost a tenth of the line
             if self._folding:
                 return fields
             self._folding = True
@@ -262,7 +271,7 @@ class Logs:
         self.log.info("fault.recovered", **{**recovery.line.fields, **fields})
 
     def _report_dropped(self, count: int, spare: Descriptor) -> None:
-        """The journal took nothing to the end: what it reads by standard error waits for it."""
+        """Report dropped lines on standard error: its buffer keeps them until the journal reads."""
         with contextlib.suppress(OSError):
             if count:
                 spare.write(encoded(f"<4>{message('log.dropped', {'count': count})}\n"))
@@ -274,7 +283,7 @@ class Logs:
 
 @attrs.define(eq=False)
 class _Output:
-    """What structlog calls the wrapped logger: takes finished lines."""
+    """The logger that structlog wraps: it writes rendered lines."""
 
     _logs: Logs
 
@@ -286,7 +295,7 @@ class _Output:
         self._logs.sink.write(self._logs.line(level, "log.failed", fields))
 
 
-def configure(  # noqa: PLR0913 - the one place where the outside is handed in
+def configure(  # noqa: PLR0913 - the one function that gets clocks, descriptor and environment
     style: str = "auto",
     level: str = "info",
     *,
@@ -296,12 +305,12 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
     wall: Callable[[], float] = time.time,
     clock: Callable[[], float] = time.monotonic,
 ) -> Logs:
-    """The log on *descriptor*, in *style* (auto, text, json or journal) from *level* on.
+    """Make the log on *descriptor*, in *style* (auto, text, json or journal) from *level* on.
 
-    auto is the journal where the manager has connected *descriptor* to it, text on a terminal,
-    and JSON elsewhere; so is journal where there is none. Of *environment* JOURNAL_STREAM,
-    RUNTIME_DIRECTORY, NO_COLOR and TERM are looked at. *clock* times the folding and must be
-    monotonic; *wall* stamps lines.
+    auto selects the journal if the manager has connected *descriptor* to it, text on a terminal,
+    and JSON elsewhere; style journal without a journal falls back to JSON. *environment* supplies
+    JOURNAL_STREAM, RUNTIME_DIRECTORY, NO_COLOR and TERM. *clock* times the folding and must be
+    monotonic; *wall* stamps lines. Raises ValueError for an unknown style or level.
     """
     stamp = TimestampFormatter()
     native = None
@@ -315,21 +324,21 @@ def configure(  # noqa: PLR0913 - the one place where the outside is handed in
     else:
         render = _renderer(style, environment, terminal=opened.is_terminal)
 
-    def announce(count: int) -> bytes:
+    def drop_record(count: int) -> bytes:
         return render(stamp.format(wall()), "warning", "log.dropped", {"count": count})
 
-    sink = Sink(opened, announce, datagrams=native is not None)
+    sink = Sink(opened, drop_record, datagrams=native is not None)
     logs = Logs(sink, Redactor(), render, wall, clock, stamp, spare)
     logs.set_level(level)
     if style == "journal" and native is None:
-        reason = f"there is no journal at {journal}: lines are JSON on standard error instead"
+        reason = f"no journal listens at {journal}: logging JSON on standard error instead"
         logs.log.warning("log.journal_missing", reason=reason)
     return logs
 
 
 def _renderer(style: str, environment: Mapping[str, str], *, terminal: bool) -> Renderer:
     if style not in ("auto", "text", "json", "journal"):
-        raise ValueError(f"{style!r} is no log format: write auto, text, json or journal")
+        raise ValueError(f"unknown log format {style!r}: write auto, text, json or journal")
     if style in ("json", "journal") or (style == "auto" and not terminal):
         return json_line
     plain_text = environment.get("NO_COLOR") or environment.get("TERM") == "dumb"

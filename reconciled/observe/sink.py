@@ -1,19 +1,19 @@
-"""Where log records go: in order, through a bounded buffer, never waiting for the reader.
+"""Writes log records in order, through a bounded buffer, without waiting for the reader.
 
-A record is a line of a byte stream, or one datagram to the journal: the same holds for both.
+A record is a line of a byte stream, or one datagram to the journal. The invariants hold for both:
 
-1. A record is handed to the kernel by the very call that logs it while the reader keeps up: what
-   was logged before a crash is out.
-2. Records leave in the order in which they came; none is torn by another one of ours.
-3. A reader that stalls costs memory up to a limit and then records, which are counted. Once it
-   reads again, one record says how many are missing, at the place where they are missing.
+1. While the reader keeps up, the call that logs a record hands it to the kernel: a record that
+   was logged before a crash is written.
+2. Records are written in the order of the calls, and never interleaved.
+3. If the reader stalls, records are buffered up to a limit; further ones are dropped and counted.
+   Once it reads again, one record reports the number of dropped ones, at their position.
 4. accepted = written + waiting + dropped, at any time.
 5. No method raises because of the reader or the disk.
 
-Any thread may write. The lock is held for short sections without waiting in them, so that even
-the thread that ends a hung process gets through. Its holder may be interrupted by code that logs
-too (a finalizer, a signal handler): it is re-entrant, and such a record goes out after the one
-that it interrupted.
+Any thread may write. The lock is held for short sections that do not block, so that the thread
+that ends a hung process can acquire it. Code that logs (a finalizer, a signal handler) may
+interrupt the holder: the lock is re-entrant, and such a record is written after the interrupted
+one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from reconciled.observe.output_descriptor import Descriptor
 MAX_BYTES = 1 << 20
 MAX_LINES = 8192
 _BATCH = 64  # records of a stream that one write() takes from the buffer
-_WRITES_PER_TURN = (
-    500  # writes in a row: then others get their turn, of the event loop or of the lock
-)
-_RETRY_DELAY = 0.05  # seconds between tries where waiting for the descriptor is no help
+# Writes in a row, before the event loop runs other tasks and other threads can take the lock.
+_WRITES_PER_TURN = 500
+_RETRY_DELAY = 0.05  # seconds between tries where the descriptor cannot be waited for
 # How long a thread waits for the lock: far longer than any holder needs, unless it is hung.
 _LOCK_TIMEOUT = 0.2
 
@@ -53,34 +52,34 @@ class SinkStatistics:
 
 @attrs.define(eq=False)
 class Sink:
-    """Takes whole records. Those of a stream are lines, each ending in a newline.
+    """Accepts whole records. Those of a stream are lines, each ending in a newline.
 
-    datagrams: each write() of *descriptor* is one record, taken whole or not at all, and an
-    error of it is that record's own; on a stream an error means that nobody reads any more.
+    datagrams: each write() of *descriptor* is one record, sent whole or not at all, and its
+    error concerns that record alone; on a stream an error means that there is no reader any more.
     """
 
     _descriptor: Descriptor
-    # Makes the record that says how many are missing.
+    # Renders the record that reports the number of dropped ones.
     _drop_record: Callable[[int], bytes]
     max_bytes: int = MAX_BYTES
     max_lines: int = MAX_LINES
     datagrams: bool = False
-    # Waiting records, and for an announcement how many it says are missing; of the first one
-    # _offset bytes are out.
+    # Waiting records, and for an announcement the number of dropped records that it reports. Of
+    # the first one _offset bytes are written.
     _waiting: deque[tuple[bytes, int]] = attrs.field(factory=deque, init=False)
     _bytes: int = attrs.field(default=0, init=False)
     _offset: int = attrs.field(default=0, init=False)
     _accepted: int = attrs.field(default=0, init=False)
     _written: int = attrs.field(default=0, init=False)
     _dropped: int = attrs.field(default=0, init=False)
-    # Dropped and not yet announced. While it is not 0 records go on being dropped until half the
-    # buffer is free: otherwise a slow reader would get an announcement for each.
+    # Dropped and not yet announced. While it is not 0, records are dropped until half the buffer
+    # is free: otherwise a slow reader would get an announcement for each.
     _unannounced: int = attrs.field(default=0, init=False)
-    # The last thing that went out was a part of a record whose rest was dropped.
+    # The last bytes written are a part of a record whose remainder was dropped.
     _torn: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _lock: threading.RLock = attrs.field(factory=threading.RLock, init=False)
-    # The lock is held, so that whoever gets it now has interrupted its own thread.
+    # The lock is held: a caller that acquires it nevertheless has interrupted its own thread.
     _is_held: bool = attrs.field(default=False, init=False)
     _reentrant: deque[bytes] = attrs.field(factory=deque, init=False)
     # Wakes flush_forever() from any thread; None while it does not run.
@@ -92,27 +91,27 @@ class Sink:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads it."""
+        """Whether the descriptor is a terminal."""
         return self._descriptor.is_terminal
 
     def fileno(self) -> int:
-        """For faulthandler, which writes by itself: standard error, unless a stream is ours."""
+        """For faulthandler, which writes to a descriptor: the stream's, or standard error."""
         return self._descriptor.fd if self._descriptor.fd >= 0 and not self.datagrams else 2
 
     def statistics(self) -> SinkStatistics:
-        """What became of the records so far."""
+        """How many records were written, wait, and were dropped so far."""
         waiting = self._accepted - self._written - self._dropped
         return SinkStatistics(self._written, waiting, self._dropped)
 
     def write(self, record: bytes) -> None:
-        """Write *record* now, or keep it for flush_forever(), or drop and count it."""
+        """Write *record* now, or buffer it for flush_forever(), or drop and count it."""
         with self._lock:
             self._write_or_queue(record)
 
     def write_from_thread(self, record: bytes) -> bool:
-        """As write(), for a thread that may not rely on the others: gives up after 0.2 s.
+        """As write(), for a thread that cannot rely on the others: gives up after 0.2 s.
 
-        False: the lock's holder hangs, and the record was lost.
+        False: the lock's holder hangs, and the record is lost.
         """
         if not self._lock.acquire(timeout=_LOCK_TIMEOUT):
             return False
@@ -123,12 +122,15 @@ class Sink:
         return True
 
     async def flush_forever(self) -> None:
-        """Write what waits, whenever the reader is ready. Runs until cancelled, loses nothing."""
+        """Write the buffered records whenever the reader is ready. Runs until cancelled.
+
+        Cancellation loses no record: close() writes those that wait.
+        """
         waiting = trio.Event()
         token = trio.lowlevel.current_trio_token()
 
         def wake() -> None:
-            # After the run there is nobody to wake: close() writes the rest.
+            # After the run there is no task to wake: close() writes the remaining records.
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(waiting.set)
 
@@ -148,10 +150,10 @@ class Sink:
             self._wake = None
 
     def close(self, timeout: float) -> int:
-        """Write what waits, for *timeout* seconds at most, and drop the rest. Any thread.
+        """Write the buffered records, for *timeout* seconds at most, and drop the remaining ones.
 
-        Gives how many are missing without having been announced. Afterwards records are only
-        counted. End flush_forever() first, unless the process ends.
+        Returns how many were dropped without an announcement. Later records are only counted. Any
+        thread may call it. End flush_forever() first, unless the process ends.
         """
         until = time.monotonic() + timeout
         with self._locked(timeout) as held:
@@ -161,7 +163,7 @@ class Sink:
             while self._waiting and (left := until - time.monotonic()) > 0:
                 if not self._poll(left):
                     break
-                if not self._flush():  # writable, and nobody there: a journal that is stopped
+                if not self._flush():  # writable without a receiver: the journal is stopped
                     time.sleep(min(left, _RETRY_DELAY))
             self._drop_waiting()
             self._closed = True
@@ -209,7 +211,7 @@ class Sink:
             self._drop(1)
             return
         self._append(data)
-        if self._wake is None:  # nobody else will try: the loop does not run yet
+        if self._wake is None:  # flush_forever() does not run yet
             self._flush()
 
     def _append(self, data: bytes, missing: int = 0) -> None:
@@ -221,7 +223,7 @@ class Sink:
         self._unannounced += count
 
     def _announce_dropped(self) -> bool:
-        """Put the announcement of what is missing behind what waits, if there is room."""
+        """Append the announcement of dropped records to the buffer, if there is room."""
         if self._bytes * 2 > self.max_bytes or len(self._waiting) * 2 > self.max_lines:
             return False
         record = self._drop_record(self._unannounced)
@@ -233,7 +235,7 @@ class Sink:
         return self._unannounced == 0
 
     def _flush(self) -> bool:
-        """Write what goes out without waiting, within a turn; whether anything did."""
+        """Write what the descriptor accepts without blocking; whether there was progress."""
         progress = False
         for _ in range(_WRITES_PER_TURN):
             if not self._waiting:
@@ -261,7 +263,7 @@ class Sink:
         return batch[self._offset :]
 
     def _skip(self) -> None:
-        """The first of what waits cannot be sent, now or ever: the others are not concerned."""
+        """Drop the first waiting record, which can never be sent; the others are kept."""
         data, missing = self._waiting.popleft()
         self._bytes -= len(data)
         if missing:
@@ -271,7 +273,7 @@ class Sink:
 
     def _advance(self, count: int) -> None:
         self._offset += count
-        self._torn = False  # it comes first after a tear, and begins with a newline
+        self._torn = False  # the first bytes after a torn record are a newline
         while self._waiting and self._offset >= len(self._waiting[0][0]):
             data, missing = self._waiting.popleft()
             self._offset -= len(data)
@@ -279,7 +281,7 @@ class Sink:
             self._written += missing == 0
 
     def _drop_waiting(self) -> None:
-        """Nobody reads: drop what waits, so that a reader who comes later starts with a record."""
+        """Drop all waiting records: there is no reader, and a later one starts with a record."""
         self._torn = self._torn or self._offset > 0
         self._drop(sum(missing == 0 for _, missing in self._waiting))
         self._unannounced += sum(missing for _, missing in self._waiting)
@@ -290,7 +292,7 @@ class Sink:
         try:
             await trio.lowlevel.wait_writable(self._descriptor.fd)
         except (OSError, ValueError):
-            # Not a file that can be waited for, or waited for already by somebody else.
+            # A file that cannot be polled, or one that another task waits for already.
             await trio.sleep(_RETRY_DELAY)
 
     def _poll(self, timeout: float) -> bool:

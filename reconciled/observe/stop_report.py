@@ -1,8 +1,8 @@
-"""The report of a stop: what outlived the signal, for how long, and what became of it.
+"""The report of a stop: what outlived the signal, for how long, and with what outcome.
 
-1. Everything here is plain and synchronous: the thread that ends a hung process writes it too.
+1. All functions are synchronous: the thread that ends a hung process writes the report too.
 2. ``last-stop.json`` has stable keys and a version; ``last-stop.txt`` fits on one screen.
-3. Each file is replaced whole: a crash in the midst leaves the report of the stop before.
+3. Each file is replaced atomically: a crash during the write leaves the previous report.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from reconciled.observe.line_format import escaped
 VERSION = 1
 JSON_NAME = "last-stop.json"
 TEXT_NAME = "last-stop.txt"
-_SHOWN = 8  # of each list: what does not fit on a screen is in the JSON
-_FRAMES = 3  # of a task that never came back; of the others the innermost one
+_SHOWN = 8  # entries of each list in the text; the JSON has all
+_FRAMES = 3  # of a task that did not end; of the others the innermost one
 
 
 class StopOutcome(enum.Enum):
-    """What became of a task or a child; the worst first."""
+    """How a task or a child ended; the worst first."""
 
-    LEFT_BEHIND = "left behind"  # did not end, whatever was tried
+    LEFT_BEHIND = "left behind"  # did not end, although cancelled or killed
     CUT = "cut"  # a critical operation, ended at its deadline
     KILLED = "killed"  # a child, by SIGKILL
     CANCELLED = "cancelled"  # ordinary work, interrupted
-    FINISHED = "finished"  # by itself, in its time
+    FINISHED = "finished"  # within its budget, without being cancelled
 
 
-_WORST_FIRST = {fate: position for position, fate in enumerate(StopOutcome)}
+_WORST_FIRST = {outcome: position for position, outcome in enumerate(StopOutcome)}
 
 
 @attrs.frozen
 class Straggler:
     """A task that was still running when a stage began to wait for it.
 
-    stage      the stage in which it ended, or was given up
+    stage      the stage in which it ended, or in which the daemon gave it up
     age_s      seconds from the signal until then
-    budget_s   what its critical operation was allowed from its entry; None: it was in none
-    where      where it last stood, innermost frame first
+    budget_s   seconds its critical operation was allowed from its entry; None: it was in none
+    where      its last known frames, innermost first
     """
 
     name: str
@@ -62,7 +62,7 @@ class Straggler:
 
 @attrs.frozen
 class RunningProgram:
-    """A program that was still running when the daemon wanted to leave."""
+    """A program that was still running at the end of the stop."""
 
     pid: int
     argv0: str
@@ -72,7 +72,7 @@ class RunningProgram:
 
 @attrs.frozen
 class UnfinishedOperation:
-    """An operation that is not over: the next start recovers it, and logs the same id."""
+    """An open operation: the next start recovers it, and logs the same id."""
 
     id: str
     key: str
@@ -82,13 +82,13 @@ class UnfinishedOperation:
 
 @attrs.frozen
 class StopReport:
-    """One stop, from the signal to the end. Times in seconds from *began*."""
+    """One stop, from the signal to the exit. Times are in seconds from *began*."""
 
     reason: str
     began: str  # RFC 3339
     duration_s: float
     exit_code: int
-    signal: str = ""  # SIGTERM; empty: no signal began it
+    signal: str = ""  # SIGTERM, say; empty: not begun by a signal
     stages: tuple[tuple[Stage, float], ...] = ()
     critical_finished: int = 0
     stragglers: tuple[Straggler, ...] = ()
@@ -100,7 +100,7 @@ class StopReport:
     log_lines_dropped: int = 0
 
     def as_data(self) -> dict[str, Any]:
-        """What ``last-stop.json`` holds. Keys are only ever added within one version."""
+        """The content of ``last-stop.json``. Within one version keys are added, never removed."""
         return {
             "version": VERSION,
             "reason": self.reason,
@@ -142,16 +142,16 @@ class StopReport:
 
 
 def write(report: StopReport, state: Path, redact: Callable[[str], str] = str) -> str:
-    """Replace both files in *state*; what went wrong, or an empty string. Never raises.
+    """Replace both files in *state*; returns the errors as text, or an empty string.
 
-    *redact* hides secrets: what crashed may have one in its message. Blocks for two syncs of the
-    file system. Any thread.
+    Never raises. *redact* hides secrets: the message of a crash may contain one. Blocks for two
+    syncs of the file system. Any thread may call it.
     """
     problems = []
     for name, render in ((JSON_NAME, report.as_json), (TEXT_NAME, report.as_text)):
         try:
             replace(state / name, redact(render()).encode("utf-8", "backslashreplace"))
-        except Exception as exc:  # noqa: BLE001 - the end of a process must not fail for its report
+        except Exception as exc:  # noqa: BLE001 - no failed report prevents the exit
             problems.append(f"cannot write {state / name}: {exc}")
     return "; ".join(problems)
 
@@ -171,25 +171,25 @@ def _straggler_data(straggler: Straggler) -> dict[str, Any]:
 
 
 def describe_exit_code(exit_code: int) -> str:
-    """What the exit code of a stop means, in words; empty: all is well."""
+    """The meaning of the exit code of a stop; empty for 0."""
     return {
         0: "",
         FAILED: "a fault of the daemon itself",
         CUT: "something was cut, not recorded, or left behind",
-        HUNG: "the event loop did not turn any more, and the last resort ended the process",
-    }.get(exit_code, "it ended otherwise than it should")
+        HUNG: "the event loop was blocked, and the last resort ended the process",
+    }.get(exit_code, "unknown exit code")
 
 
 def _headline(report: StopReport) -> list[str]:
-    bad = describe_exit_code(report.exit_code)
-    told = f"NOT CLEAN: {bad}" if bad else "clean"
-    # A stop by a signal has the signal as its reason; a crash or a hang has one of its own.
+    fault = describe_exit_code(report.exit_code)
+    verdict = f"NOT CLEAN: {fault}" if fault else "clean"
+    # The reason of a stop by a signal contains it; that of a crash or a hang does not.
     by = report.reason
     if report.signal and report.signal not in report.reason:
         by = f"{report.signal}, {report.reason}"
     stages = ", ".join(f"{stage.name} at {at:.1f} s" for stage, at in report.stages)
     return [
-        f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {told}",
+        f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {verdict}",
         f"began   {report.began} by {escaped(by)}",
         f"stages  {stages or 'none was reached'}",
     ]
@@ -230,10 +230,10 @@ def _children_text(children: tuple[RunningProgram, ...]) -> list[str]:
 
 
 def _keys_text(report: StopReport) -> list[str]:
-    text = [f"Critical operations that finished in their time: {report.critical_finished}"]
+    text = [f"Critical operations that finished within their budget: {report.critical_finished}"]
     if report.interrupted:
         shown = " ".join(escaped(key) for key in report.interrupted[:_SHOWN])
-        text.append(f"Interrupted ({len(report.interrupted)}), next start goes on: {shown}")
+        text.append(f"Interrupted ({len(report.interrupted)}), the next start continues: {shown}")
         text += _more(len(report.interrupted))
     if report.operations:
         text.append(f"Open operations ({len(report.operations)}), the next start recovers them:")
@@ -243,23 +243,21 @@ def _keys_text(report: StopReport) -> list[str]:
         ]
         text += _more(len(report.operations))
     if report.not_served:
-        text.append(f"Keys that waited and got no run, next start has them: {report.not_served}")
+        text.append(f"Keys that waited and got no run, the next start runs: {report.not_served}")
     if report.log_lines_dropped:
-        text.append(f"Log lines that nobody read and are lost: {report.log_lines_dropped}")
+        text.append(f"Log lines dropped because the reader stalled: {report.log_lines_dropped}")
     return text
 
 
 def _advice(report: StopReport) -> list[str]:
     text = []
-    fates = {straggler.outcome for straggler in report.stragglers}
-    if StopOutcome.CUT in fates:
+    outcomes = {straggler.outcome for straggler in report.stragglers}
+    if StopOutcome.CUT in outcomes:
         text.append(
             "  reconciled journal list   what was cut, and what the next start does with it"
         )
-        text.append(
-            "  reconciled budget         whether the budgets fit what operations really take"
-        )
-    if StopOutcome.LEFT_BEHIND in fates:
+        text.append("  reconciled budget         whether the budgets fit what operations take")
+    if StopOutcome.LEFT_BEHIND in outcomes:
         text.append("  the frames above          a thread, or code that swallows cancellation")
     if any(child.outcome is StopOutcome.LEFT_BEHIND for child in report.children):
         text.append("  reconciled reap           ends the programs that were left behind")

@@ -1,8 +1,8 @@
-"""The live task tree, for "what is it doing, and why does it not stop".
+"""The live task tree: what each task waits for, and what keeps it from being cancelled.
 
-Reading changes nothing: ``scope.cancel_called`` would cancel a scope whose deadline has passed,
-so what is read is the flag behind it. Only inside the trio thread is the tree consistent; from
-elsewhere use ``token.run_sync_soon``. A thousand tasks take a few milliseconds.
+Reading has no effect: the property ``scope.cancel_called`` would cancel a scope whose deadline
+has passed, so the private flag behind it is read. The tree is consistent only in the trio thread;
+other threads use ``token.run_sync_soon``. A thousand tasks take a few milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import trio
 from reconciled.observe.bound_log import BoundLog
 
 _TRIO = os.path.dirname(trio.__file__) + os.sep  # noqa: PTH120 - compared with names in code
-# Machinery between a task and its own code: says nothing about where it stands.
+# Frames between trio and a task's own code: they do not show what the task executes.
 _SKIPPED = (_TRIO, contextlib.__file__)
 _ANCHORS = ("/site-packages/", "/reconciled/")
 
@@ -33,11 +33,11 @@ class Shield:
 
 @attrs.frozen
 class TaskView:
-    """One task. *depth* is its nesting below the root, which comes first and has 0.
+    """One task. *depth* is its nesting below the root, which is first and has 0.
 
-    where      its innermost frame outside trio, and what of trio it waits in
+    where      its innermost frame outside trio, and the function of trio that it waits in
     cancelled  its next checkpoint raises Cancelled
-    shields    those of its own scopes, innermost first
+    shields    the shields among its own scopes, innermost first
     deadline   seconds until the nearest deadline of its own scopes; None: there is none
     """
 
@@ -49,36 +49,36 @@ class TaskView:
     deadline: float | None
 
     def as_data(self) -> dict[str, Any]:
-        """What JSON can express."""
+        """The view as data that JSON can express."""
         return attrs.asdict(self)
 
 
 def tree() -> list[TaskView]:
-    """Every task of this run, parents before children. Call it in the trio thread."""
+    """All tasks of this trio run, parents before children. Call it in the trio thread."""
     root = trio.lowlevel.current_root_task()
     now = trio.current_time()
     views = []
-    # A stack, as tasks may be nested deeper than Python recurses.
+    # A stack, since tasks may be nested deeper than Python's recursion limit.
     waiting = [(root, 0)] if root is not None else []
     while waiting:
         task, depth = waiting.pop()
         views.append(_view(task, depth, now))
         children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-        # child_tasks is a set: without an order two dumps could not be compared.
+        # child_tasks is a set: unsorted, two dumps could not be compared.
         children.sort(key=lambda child: child.name, reverse=True)
         waiting.extend((child, depth + 1) for child in children)
     return views
 
 
 def lines(views: list[TaskView]) -> list[str]:
-    """*views* as indented text, a line each."""
+    """*views* as indented text, one line each."""
     return [_line(view) for view in views]
 
 
 def frames_of(task: trio.lowlevel.Task) -> list[str]:
-    """Where *task* stands: ``file:line function``, innermost first, without trio's own frames.
+    """The frames of *task*: ``file:line function``, innermost first, without trio's own.
 
-    The innermost one also says what of trio it waits in. Works for ended tasks too (empty).
+    The innermost one also names the function of trio that it waits in. Empty for an ended task.
     """
     frames: list[str] = []
     waits_in = ""
@@ -96,7 +96,7 @@ def frames_of(task: trio.lowlevel.Task) -> list[str]:
 
 
 def dump(log: BoundLog) -> None:
-    """Log the tree, a line a task, as ``tasks.tree``. Call it in the trio thread."""
+    """Log the tree as ``tasks.tree``, one line per task. Call it in the trio thread."""
     views = tree()
     log.info("tasks.tree", tasks=len(views))
     for line in lines(views):
@@ -122,7 +122,7 @@ def _view(task: trio.lowlevel.Task, depth: int, now: float) -> TaskView:
 def _scopes_of(task: trio.lowlevel.Task) -> tuple[bool, list[trio.CancelScope]]:
     """Whether *task* is cancelled, and the scopes that it entered, innermost first.
 
-    The one place that reads private attributes of trio; without them it knows nothing.
+    The only function that reads private attributes of trio; without them it returns no scopes.
     """
     try:
         status: Any = task._cancel_status  # noqa: SLF001
@@ -152,12 +152,12 @@ def _line(view: TaskView) -> str:
     ]
     if view.deadline is not None and not view.shields:
         notes.append(f"deadline in {view.deadline:.1f}s")
-    noted = f" [{', '.join(notes)}]" if notes else ""
-    return f"{'  ' * view.depth}{view.name}{noted}  {view.where}".rstrip()
+    state = f" [{', '.join(notes)}]" if notes else ""
+    return f"{'  ' * view.depth}{view.name}{state}  {view.where}".rstrip()
 
 
 def _short(code: CodeType) -> str:
-    """The file without what all files of an installation have in common."""
+    """The file, relative to site-packages or to the directory of this package."""
     for anchor in _ANCHORS:
         _, found, rest = code.co_filename.rpartition(anchor)
         if found:

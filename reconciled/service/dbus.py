@@ -1,10 +1,10 @@
-"""What every D-Bus connection of the daemon shares: addresses, authentication, calls, replies.
+"""D-Bus without I/O: addresses, authentication, calls and replies.
 
-Without I/O. Two connections use it: a blocking one in a thread (``unit/bus_connection.py``) and
+Two connections use it: a blocking one in a thread (``unit/bus_connection.py``) and
 an asynchronous one in the event loop (``inhibitor.py``).
 
-1. A call starts nothing: every message carries NO_AUTO_START.
-2. A reply that is an error raises DBusError, whoever sent it.
+1. A call activates no service: every message has the flag NO_AUTO_START.
+2. An error reply raises DBusError, whether the bus or the peer sent it.
 
 Imported late: jeepney takes 9 ms.
 """
@@ -59,16 +59,16 @@ def socket_path(address: str) -> str:
 
 
 def authenticator(*, pass_descriptors: bool = False) -> Authenticator:
-    """The authentication dialogue: write each line that it yields, and feed it what is read then.
+    """The authentication dialogue: write each line that it yields, and feed it the bytes read then.
 
     It yields empty lines while a reply is incomplete. When it is exhausted, write END_OF_DIALOGUE,
-    to which the bus replies nothing. feed() raises AuthenticationError on an unexpected reply.
+    to which the bus sends no reply. feed() raises AuthenticationError on an unexpected reply.
     """
     return Authenticator(enable_fds=pass_descriptors)
 
 
 def method_call(address: DBusAddress, method: str, signature: str = "", *arguments: Any) -> Message:
-    """A call of *method* that starts no service."""
+    """A call of *method*, without service activation."""
     message = new_method_call(address, method, signature or None, arguments)
     message.header.flags |= MessageFlag.no_auto_start
     return message
@@ -81,7 +81,7 @@ def property_call(address: DBusAddress, name: str) -> Message:
 
 
 def is_reply(message: Message, serial: int) -> bool:
-    """Whether *message* answers the call *serial*."""
+    """Whether *message* is the reply to the call *serial*."""
     return bool(message.header.fields.get(HeaderFields.reply_serial) == serial)
 
 

@@ -87,17 +87,17 @@ Programs that were still running (2):
   LEFT BEHIND pid 4712 agent
   KILLED      pid 4711 helm of site/a
 
-Critical operations that finished in their time: 2
-Interrupted (2), next start goes on: site/a site/d
+Critical operations that finished within their budget: 2
+Interrupted (2), the next start continues: site/a site/d
 Open operations (2), the next start recovers them:
   01JG  site/d apply
   01JH  site/h write (held)
-Keys that waited and got no run, next start has them: 7
-Log lines that nobody read and are lost: 12
+Keys that waited and got no run, the next start runs: 7
+Log lines dropped because the reader stalled: 12
 
 Look at:
   reconciled journal list   what was cut, and what the next start does with it
-  reconciled budget         whether the budgets fit what operations really take
+  reconciled budget         whether the budgets fit what operations take
   the frames above          a thread, or code that swallows cancellation
   reconciled reap           ends the programs that were left behind
   last-stop.json            stacks of all threads, under "stacks"
@@ -117,7 +117,7 @@ def test_a_clean_stop_is_short() -> None:
         "began   2026-11-30T03:00:00.000Z by SIGINT, asked",
         "stages  none was reached",
         "",
-        "Critical operations that finished in their time: 0",
+        "Critical operations that finished within their budget: 0",
     ]
 
 
