@@ -1,4 +1,4 @@
-"""A journal for tests: the socket that the real one listens on, and a reader of its protocol."""
+"""A journal for tests: a socket like journald's, and a reader of its native protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Entry = dict[str, list[str]]
 
 
 def decoded(datagram: bytes) -> Entry:
-    """The fields of an entry, each with its values in order, read as the journal reads it."""
+    """The fields of an entry, each with its values in order, parsed as journald parses them."""
     fields: Entry = {}
     while datagram:
         row, _, rest = datagram.partition(b"\n")
@@ -38,24 +38,24 @@ class Receiver:
 
     path: Path
     _socket: socket.socket = attrs.field(init=False)
-    # The seals of the memory files that came.
+    # The seals of the memory files received.
     seals: list[int] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.open()
 
     def open(self) -> None:
-        """Listen (again), at a socket made anew."""
+        """Listen on a new socket."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self.path))
 
     def close(self) -> None:
-        """Go away, with what is queued, as a manager does that stops the journal's socket."""
+        """Close and unlink the socket with its queue, as a stop of systemd-journald.socket does."""
         self._socket.close()
         self.path.unlink()
 
     def datagram(self) -> bytes | None:
-        """The next one, out of its memory file where it came in one; None: nothing is queued."""
+        """The next datagram, read from its memory file if it has one; None: the queue is empty."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         if not poller.poll(0):
@@ -72,9 +72,9 @@ class Receiver:
         return data
 
     def datagrams(self) -> list[bytes]:
-        """All that is queued."""
+        """All queued datagrams."""
         return list(iter(self.datagram, None))
 
     def entries(self) -> list[Entry]:
-        """All that is queued, decoded."""
+        """All queued datagrams, decoded."""
         return [decoded(datagram) for datagram in self.datagrams()]

@@ -1,4 +1,4 @@
-"""The journal's native protocol: what is sent, and that nothing is lost while nobody listens."""
+"""The journal's native protocol: encoding, and delivery while journald is stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def announce(count: int) -> bytes:
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    """A journal that listens, and reads nothing by itself."""
+    """A journal that listens, and reads only on request."""
     receiver = Receiver(tmp_path / "socket")
     yield receiver
     with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 @pytest.fixture
 def sink(receiver: Receiver) -> Iterator[Sink]:
-    """A sink that leads to the receiver and holds a hundred records."""
+    """A sink to the receiver that buffers a hundred records."""
     opened = open_journald({}, 2, force=True, path=str(receiver.path))
     assert opened is not None
     sink = Sink(opened, announce, max_lines=100, datagrams=True)
@@ -67,7 +67,7 @@ def fill(sink: Sink, count: int) -> None:
 
 
 async def received(receiver: Receiver, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
-    """What comes until it is *enough*, within a bound."""
+    """The datagrams received until *enough* holds, for 10 s at most."""
     got: list[bytes] = []
     with trio.fail_after(10):
         while not got or not enough(got):
@@ -76,11 +76,11 @@ async def received(receiver: Receiver, enough: Callable[[list[bytes]], bool]) ->
     return got
 
 
-# -- what is sent ------------------------------------------------------------------------------
+# -- encoding ------------------------------------------------------------------------------
 
 
-def test_an_entry_for_people_and_for_queries(receiver: Receiver, logs: Logs) -> None:
-    """A line is one readable message, and each of its fields can be looked for; None is none."""
+def test_an_entry_has_a_message_and_a_field_for_each_value(receiver: Receiver, logs: Logs) -> None:
+    """A line is one readable message, and each field but None can be matched."""
     logs.log.bind(run=7, key="site/a").error(
         "operation.cut", reason="no end", task="up", held=None, spent_s=1.5, done=False, at=["x"]
     )
@@ -101,24 +101,24 @@ def test_an_entry_for_people_and_for_queries(receiver: Receiver, logs: Logs) -> 
     }
 
 
-def test_a_traceback_stands_below_its_message(receiver: Receiver, logs: Logs) -> None:
-    """A traceback is a field of several lines, and the message shows it as well."""
+def test_a_traceback_follows_its_message(receiver: Receiver, logs: Logs) -> None:
+    """A traceback is a field of several lines, and a part of the message."""
     try:
-        raise FileNotFoundError(errno.ENOENT, "\x9b2Jgone", "/x")
+        raise FileNotFoundError(errno.ENOENT, "\x9b2Jlost", "/x")
     except FileNotFoundError:
         logs.log.exception("plugin.failed", reason="a fault")
     (entry,) = receiver.entries()
     (traceback,), (message,) = entry["TRACEBACK"], entry["MESSAGE"]
     assert traceback.startswith("Traceback (most recent call last):\n")
     head, *rows = message.split("\n")
-    assert head.startswith("plugin.failed: a fault: [Errno 2] \\x9b2Jgone: '/x' (")
-    told = traceback.replace("\x9b", "\\x9b").splitlines()
-    assert [row.removeprefix("  ").replace("\\\\", "\\") for row in rows] == told
+    assert head.startswith("plugin.failed: a fault: [Errno 2] \\x9b2Jlost: '/x' (")
+    expected = traceback.replace("\x9b", "\\x9b").splitlines()
+    assert [row.removeprefix("  ").replace("\\\\", "\\") for row in rows] == expected
     assert entry["ERRNO"] == [str(errno.ENOENT)]
 
 
-def test_what_is_to_be_copied_stands_on_lines_of_its_own(receiver: Receiver, logs: Logs) -> None:
-    """Commands and places in the code are one a line; a long value is cut in the message alone."""
+def test_commands_are_listed_on_separate_lines(receiver: Receiver, logs: Logs) -> None:
+    """Each command is on its own line; a long value is cut in the message only."""
     commands = ["do this", "or that"]
     logs.log.error("operation.held", reason="why", commands=commands, output="x" * 500)
     (entry,) = receiver.entries()
@@ -137,19 +137,19 @@ plain_values = st.recursive(
 
 
 @given(fields=st.dictionaries(st.text(min_size=1), plain_values, max_size=6), event=st.text())
-def test_no_value_ends_its_field_or_begins_one(fields: dict[str, Any], event: str) -> None:
-    """Whatever stands in values and names, the journal reads the fields that were meant."""
+def test_no_value_can_end_or_forge_a_field(fields: dict[str, Any], event: str) -> None:
+    """For any names and values journald parses exactly the given fields."""
     entry = decoded(JournaldRenderer()("", "info", event, fields))
     assert entry["RECONCILED_EVENT"][0].encode() == event.encode("utf-8", "backslashreplace")
-    told = {field_name(name) for name, value in fields.items() if value is not None}
+    expected = {field_name(name) for name, value in fields.items() if value is not None}
     always = {"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "RECONCILED_EVENT"}
-    assert set(entry) - {"MESSAGE_ID"} == told | always
+    assert set(entry) - {"MESSAGE_ID"} == expected | always
     for name, value in fields.items():
         if isinstance(value, str):
             assert value in entry[field_name(name)]
     first, *rows = entry["MESSAGE"][0].split("\n")
     assert not any(unicodedata.category(each) == "Cc" for each in "".join([first, *rows]))
-    # What stands below it is set in: nothing looks like a line of its own.
+    # The rows below it are indented, so that none looks like an entry.
     assert all(row.startswith("  ") for row in rows)
 
 
@@ -163,13 +163,13 @@ def test_no_value_ends_its_field_or_begins_one(fields: dict[str, Any], event: st
         ("errno", "ERRNO"),
     ],
 )
-def test_names_are_those_that_the_journal_takes(name: str, known: str) -> None:
-    """The journal drops fields with other than capitals, digits and _, and with long names."""
+def test_field_names_are_valid_for_the_journal(name: str, known: str) -> None:
+    """Field names consist of capitals, digits and _, and are at most 64 characters long."""
     assert field_name(name) == known
 
 
-def test_what_is_too_large_goes_in_a_sealed_file(receiver: Receiver, sink: Sink) -> None:
-    """Three megabytes are one record, and nobody can change them while the journal reads."""
+def test_a_large_record_is_sent_in_a_sealed_file(receiver: Receiver, sink: Sink) -> None:
+    """A record of three megabytes is sent in a memory file that no process can change."""
     record = os.urandom(3_000_000)
     sink.write(b"before")
     sink.write(record)
@@ -180,11 +180,11 @@ def test_what_is_too_large_goes_in_a_sealed_file(receiver: Receiver, sink: Sink)
     assert sink.statistics().written == 3
 
 
-# -- a journal that does not listen ---------------------------------------------------------------
+# -- delivery while journald is stopped -----------------------------------------------------------
 
 
-async def test_a_stopped_journal_costs_no_time_and_no_order(receiver: Receiver, sink: Sink) -> None:
-    """A full queue never blocks; what comes later is in order, and says how much is missing."""
+async def test_a_stopped_journal_does_not_block(receiver: Receiver, sink: Sink) -> None:
+    """A full queue never blocks; later records are in order, with the number of lost ones."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sink.flush_forever)
         await trio.testing.wait_all_tasks_blocked()
@@ -199,8 +199,8 @@ async def test_a_stopped_journal_costs_no_time_and_no_order(receiver: Receiver, 
     assert got[-1] == b"dropped %d" % before.dropped
 
 
-async def test_a_journal_made_anew_gets_the_rest(receiver: Receiver, sink: Sink) -> None:
-    """Records that come while there is no journal at all wait until there is one again."""
+async def test_a_restarted_journal_gets_the_waiting_records(receiver: Receiver, sink: Sink) -> None:
+    """Records logged while there is no journal wait until there is one."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sink.flush_forever)
         sink.write(b"0")
@@ -217,8 +217,8 @@ async def test_a_journal_made_anew_gets_the_rest(receiver: Receiver, sink: Sink)
     assert sink.statistics().dropped == 0
 
 
-def test_a_record_finds_a_new_journal_by_itself(receiver: Receiver, sink: Sink) -> None:
-    """The first record after the journal was made anew is out when write() returns."""
+def test_a_record_reaches_a_restarted_journal_at_once(receiver: Receiver, sink: Sink) -> None:
+    """The first record after a restart of the journal is sent when write() returns."""
     receiver.close()
     receiver.open()
     sink.write(b"0")
@@ -226,7 +226,7 @@ def test_a_record_finds_a_new_journal_by_itself(receiver: Receiver, sink: Sink) 
 
 
 def test_close_is_bounded_and_does_not_spin(receiver: Receiver, sink: Sink) -> None:
-    """close() gives a journal that does not come back its time, and the processor rest."""
+    """close() waits for a stopped journal until its timeout, without a busy loop."""
     receiver.close()
     sink.write(b"0")
     wall, cpu = time.monotonic(), time.thread_time()
@@ -237,29 +237,29 @@ def test_close_is_bounded_and_does_not_spin(receiver: Receiver, sink: Sink) -> N
 
 
 @attrs.define(eq=False)
-class Choosy:
-    """Takes the records that the script says: True; False: not now; None: never this one."""
+class Selective:
+    """Accepts a record (True), would block (False), or fails for it (None), by its script."""
 
     script: list[bool | None]
     got: list[bytes] = attrs.field(factory=list)
-    number: int = -1
-    terminal: bool = False
+    fd: int = -1
+    is_terminal: bool = False
 
     def write(self, data: bytes) -> int:
-        takes = self.script.pop(0) if self.script else True
-        if takes is None:
+        accepts = self.script.pop(0) if self.script else True
+        if accepts is None:
             raise OSError(errno.ENOMEM, "no memory for it")
-        if takes:
+        if accepts:
             self.got.append(data)
-        return len(data) if takes else 0
+        return len(data) if accepts else 0
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-def test_what_cannot_be_sent_takes_nothing_along() -> None:
-    """A record that is refused is dropped, counted and told; those behind it are sent."""
-    descriptor = Choosy([False, False, False, True, None, True])
+def test_a_record_that_cannot_be_sent_is_dropped_alone() -> None:
+    """A record that fails is dropped, counted and announced; later ones are sent."""
+    descriptor = Selective([False, False, False, True, None, True])
     sink = Sink(descriptor, announce, datagrams=True)
     fill(sink, 3)
     sink._flush()
@@ -268,9 +268,9 @@ def test_what_cannot_be_sent_takes_nothing_along() -> None:
     assert sink.statistics().dropped == 1
 
 
-def test_what_waited_goes_out_in_turns() -> None:
-    """Thousands of records do not go out in a row: the event loop has other things to do."""
-    descriptor = Choosy([False] * 1200)
+def test_a_flush_is_bounded() -> None:
+    """One flush writes 500 records at most, so that the event loop runs other tasks."""
+    descriptor = Selective([False] * 1200)
     sink = Sink(descriptor, announce, datagrams=True)
     fill(sink, 1200)
     assert sink._flush()
@@ -288,8 +288,8 @@ def test_what_waited_goes_out_in_turns() -> None:
 def test_every_record_is_written_waiting_or_dropped(
     script: list[bool | None], max_lines: int, count: int
 ) -> None:
-    """Order is kept, no two records are joined, and what is missing is told where it is missing."""
-    descriptor = Choosy(list(script))
+    """Records are in order, never joined, and lost ones are announced at their position."""
+    descriptor = Selective(list(script))
     sink = Sink(descriptor, announce, max_lines=max_lines, datagrams=True)
     for number in range(count):
         sink.write(b"%d" % number)
@@ -301,9 +301,9 @@ def test_every_record_is_written_waiting_or_dropped(
     now = sink.statistics()
     assert now.waiting == 0
     numbers = [int(record) for record in descriptor.got if record.isdigit()]
-    told = [int(record[8:]) for record in descriptor.got if not record.isdigit()]
+    announced = [int(record[8:]) for record in descriptor.got if not record.isdigit()]
     assert len(numbers) == now.written
-    assert sum(told) == now.dropped
+    assert sum(announced) == now.dropped
     assert numbers == sorted(set(numbers))
 
 
@@ -317,15 +317,15 @@ def test_every_record_is_written_waiting_or_dropped(
         ("/run/site", "reconciled"),
     ],
 )
-def test_an_instance_has_a_name_of_its_own(directory: str | None, identifier: str) -> None:
-    """Entries of an instance are found by ``journalctl -t`` as its standard error is."""
+def test_the_identifier_names_the_instance(directory: str | None, identifier: str) -> None:
+    """``journalctl -t`` finds the entries of an instance under the name of its unit."""
     environment = {"RUNTIME_DIRECTORY": directory} if directory else {}
     assert syslog_identifier(environment) == identifier
     entry = decoded(JournaldRenderer(identifier)("", "info", "a.b", {}))
     assert entry["SYSLOG_IDENTIFIER"] == [identifier]
 
 
-# -- when it is chosen ----------------------------------------------------------------------------
+# -- selection of the journal ---------------------------------------------------------------------
 
 
 def _stream(descriptor: int) -> str:
@@ -346,7 +346,7 @@ def _stream(descriptor: int) -> str:
 def test_when_the_journal_is_chosen(
     receiver: Receiver, style: str, stream: Callable[[int], str], entries: int
 ) -> None:
-    """Auto is the journal only where the manager connected standard error to it."""
+    """Style auto is the journal only if the manager connected standard error to it."""
     reader, writer = os.pipe()
     environment = {"JOURNAL_STREAM": stream(writer)}
     logs = configure(style, descriptor=writer, journal=str(receiver.path), environment=environment)
@@ -359,7 +359,7 @@ def test_when_the_journal_is_chosen(
 
 
 def test_auto_without_a_journal_is_json(tmp_path: Path) -> None:
-    """A journal that cannot be reached, from a container say, costs auto not even a warning."""
+    """Style auto falls back to JSON, without a warning, if the journal cannot be reached."""
     reader, writer = os.pipe()
     environment = {"JOURNAL_STREAM": _stream(writer)}
     logs = configure(
@@ -373,12 +373,12 @@ def test_auto_without_a_journal_is_json(tmp_path: Path) -> None:
 
 
 def test_stacks_go_to_standard_error(logs: Logs) -> None:
-    """What faulthandler writes by itself is no entry of the journal's protocol."""
+    """Standard error, not the socket of the journal, is the descriptor for faulthandler."""
     assert logs.sink.fileno() == 2
 
 
-def test_last_words_come_after_what_was_said_before(receiver: Receiver, logs: Logs) -> None:
-    """The end of a process keeps the order also where the journal was gone meanwhile."""
+def test_log_from_thread_keeps_the_order(receiver: Receiver, logs: Logs) -> None:
+    """Lines of the last resort follow earlier ones, also after a restart of the journal."""
     receiver.close()
     logs.log.critical("daemon.crashed", reason="a fault")
     assert logs.log_from_thread("error", "stop.ended", exit_code=1)
@@ -388,8 +388,8 @@ def test_last_words_come_after_what_was_said_before(receiver: Receiver, logs: Lo
     assert events == [["daemon.crashed"], ["stop.ended"]]
 
 
-def test_what_is_missing_at_the_end_is_told_on_standard_error(receiver: Receiver) -> None:
-    """A journal that takes nothing to the end finds the count where it reads standard error."""
+def test_lines_lost_at_the_end_are_counted_on_standard_error(receiver: Receiver) -> None:
+    """If the journal is stopped until the end, the count is written to standard error."""
     reader, writer = os.pipe()
     logs = configure("journal", descriptor=writer, journal=str(receiver.path), environment={})
     for number in range(50):
@@ -402,8 +402,8 @@ def test_what_is_missing_at_the_end_is_told_on_standard_error(receiver: Receiver
     os.close(reader)
 
 
-def test_nothing_is_told_where_nothing_is_missing(receiver: Receiver) -> None:
-    """Standard error stays empty while the journal takes all."""
+def test_standard_error_is_empty_without_a_loss(receiver: Receiver) -> None:
+    """Nothing is written to standard error if the journal received all lines."""
     reader, writer = os.pipe()
     logs = configure("journal", descriptor=writer, journal=str(receiver.path), environment={})
     logs.log.info("a.b")

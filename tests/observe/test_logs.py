@@ -1,4 +1,4 @@
-"""The log as its callers and readers see it."""
+"""The log: rendering, folding, redaction, and the logging module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reconciled.observe.logs import Logs, configure
 
 @attrs.define(eq=False)
 class Log:
-    """A log on a file, with clocks that stand still until told."""
+    """A log on a file, with clocks that the test advances."""
 
     path: Path
     logs: Logs
@@ -65,14 +65,14 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Log]]:
 
 
 class Broken:
-    """What a plugin may hand to its logger."""
+    """A value whose repr() raises, as a plugin may log one."""
 
     def __repr__(self) -> str:
         return str(1 // 0)
 
 
 def test_a_line_of_json(make: Callable[..., Log]) -> None:
-    """One JSON object a line: time, level and event first, then key and run, then the others."""
+    """Each line is one JSON object: time, level, event, key and run first, then the others."""
     log = make()
     log.logs.log.bind(run=7, key="site/a").info("run.done", outcome="done", duration_s=0.25)
     assert log.text() == (
@@ -82,7 +82,7 @@ def test_a_line_of_json(make: Callable[..., Log]) -> None:
 
 
 def test_a_line_of_text(make: Callable[..., Log]) -> None:
-    """Text has the same fields, aligned, without colour where it is no terminal."""
+    """Text has the same fields, aligned, and no colour unless the descriptor is a terminal."""
     log = make("text")
     log.logs.log.warning("run.failed", key="site/a", reason="exit 1", next=None, odd='"')
     assert log.text() == (
@@ -93,10 +93,10 @@ def test_a_line_of_text(make: Callable[..., Log]) -> None:
 
 @pytest.mark.parametrize("style", ["json", "text"])
 @pytest.mark.parametrize("character", "\n\r\x1b\x9b\u2028\u202e\u2066\x7f\udcff\x00")
-def test_nothing_ends_a_line_or_talks_to_the_terminal(
+def test_control_characters_are_escaped(
     make: Callable[..., Log], style: str, character: str
 ) -> None:
-    """Newlines, escape sequences and direction marks in values and names come out escaped."""
+    """Newlines, escape sequences and direction marks in values and names are escaped."""
     log = make(style)
     evil = f"a{character}[2Jb"
     log.logs.log.info("event.name", value=evil, nested={"x": [evil]}, **{evil: 1})
@@ -106,18 +106,18 @@ def test_nothing_ends_a_line_or_talks_to_the_terminal(
     assert text.isascii()
 
 
-def test_no_call_raises(make: Callable[..., Log]) -> None:
-    """Whatever is logged, the call returns and leaves a line that can be read."""
+def test_no_log_call_raises(make: Callable[..., Log]) -> None:
+    """For any values the call returns and writes a line that can be parsed."""
     log = make()
     cycle: list[Any] = []
     cycle.append(cycle)
-    say = log.logs.log.info
-    say("a", value=Broken(), nested=[Broken()], error=ValueError(Broken()))
-    say("b", value=cycle, number=float("nan"), big=10**5000, data=b"\xff\x00", path=Path("/x"))
-    say("c %s %d", 1, object)
-    say("d", event="e", level="f", time="g", self=1, method_name=2)
-    say(None)  # type: ignore[arg-type]
-    say("e", exc_info=True)
+    info = log.logs.log.info
+    info("a", value=Broken(), nested=[Broken()], error=ValueError(Broken()))
+    info("b", value=cycle, number=float("nan"), big=10**5000, data=b"\xff\x00", path=Path("/x"))
+    info("c %s %d", 1, object)
+    info("d", event="e", level="f", time="g", self=1, method_name=2)
+    info(None)  # type: ignore[arg-type]
+    info("e", exc_info=True)
     lines = log.lines()
     assert len(lines) == 6
     assert lines[0]["value"] == "<unprintable Broken: ZeroDivisionError>"
@@ -128,7 +128,7 @@ def test_no_call_raises(make: Callable[..., Log]) -> None:
 
 
 def test_long_values_are_cut(make: Callable[..., Log]) -> None:
-    """A value is cut in its middle, with a mark, and a collection after 64 items."""
+    """A value is cut in its middle, with a marker, and a collection after 64 items."""
     log = make()
     log.logs.log.info("event", text="x" * 100_000, many=list(range(1000)), deep=[[[[[[1]]]]]])
     (line,) = log.lines()
@@ -139,7 +139,7 @@ def test_long_values_are_cut(make: Callable[..., Log]) -> None:
 
 
 def test_exceptions_are_type_and_message(make: Callable[..., Log]) -> None:
-    """A foreseen error has no traceback; exc_info and level debug have one."""
+    """An expected error is logged without a traceback; exc_info and level debug add one."""
     log = make()
     try:
         raise KeyError("x")
@@ -151,16 +151,16 @@ def test_exceptions_are_type_and_message(make: Callable[..., Log]) -> None:
     group = ExceptionGroup("g", [ValueError("one"), ExceptionGroup("h", [OSError("two")])])
     log.logs.set_level("info")
     log.logs.log.error("d", error=group)
-    foreseen, internal, debugged, several = log.lines()
-    assert (foreseen["error_type"], foreseen["error"]) == ("KeyError", "'x'")
-    assert "traceback" not in foreseen
+    expected, internal, debugged, several = log.lines()
+    assert (expected["error_type"], expected["error"]) == ("KeyError", "'x'")
+    assert "traceback" not in expected
     assert "test_exceptions_are_type_and_message" in internal["traceback"]
     assert "test_exceptions_are_type_and_message" in debugged["traceback"]
     assert several["error"] == "ValueError: one; OSError: two"
 
 
-def test_a_traceback_on_a_terminal_is_marked(make: Callable[..., Log]) -> None:
-    """In text a traceback has rows of its own, indented, so that none passes for a log line."""
+def test_a_traceback_in_text_is_indented(make: Callable[..., Log]) -> None:
+    """In text each row of a traceback is indented, so that it cannot be mistaken for a log line."""
     log = make("text")
     try:
         raise KeyError("x\n2023-11-14T22:30:00.000Z info forged")
@@ -172,8 +172,8 @@ def test_a_traceback_on_a_terminal_is_marked(make: Callable[..., Log]) -> None:
     assert all(row.startswith("    | ") for row in rows)
 
 
-def test_the_level_changes_for_loggers_in_use(make: Callable[..., Log]) -> None:
-    """A change of the level reaches loggers that were bound before, in both directions."""
+def test_set_level_affects_bound_loggers(make: Callable[..., Log]) -> None:
+    """A change of the level, up or down, applies to loggers that were bound before."""
     log = make()
     bound = log.logs.log.bind(key="site/a")
     bound.debug("a")
@@ -187,8 +187,8 @@ def test_the_level_changes_for_loggers_in_use(make: Callable[..., Log]) -> None:
         log.logs.set_level("loud")
 
 
-def test_levels_of_two_logs_are_apart(make: Callable[..., Log]) -> None:
-    """Each configuration has a level of its own: there is no global one."""
+def test_each_log_has_its_own_level(make: Callable[..., Log]) -> None:
+    """Each Logs object has its own level: there is no global one."""
     one, two = make(), make()
     one.logs.set_level("error")
     two.logs.log.info("seen")
@@ -196,7 +196,7 @@ def test_levels_of_two_logs_are_apart(make: Callable[..., Log]) -> None:
 
 
 def test_r1_equal_errors_are_counted(make: Callable[..., Log]) -> None:
-    """R1: 10,000 equal errors are one line, counted summaries, and one line when it is over."""
+    """R1: 10,000 equal errors give one line, counted summaries, and one line at recovery."""
     log = make()
     for number in range(10_000):
         log.time[0] = 1000 + number * 0.01
@@ -213,17 +213,17 @@ def test_r1_equal_errors_are_counted(make: Callable[..., Log]) -> None:
     assert sum(line.get("repeated", 0) for line in lines) + 3 == 10_000
 
 
-def test_r1_a_change_is_told_at_once(make: Callable[..., Log]) -> None:
-    """R1: another reason comes at once, behind the count of the one before."""
+def test_r1_another_reason_is_logged_at_once(make: Callable[..., Log]) -> None:
+    """R1: another reason is logged at once, after the count of the previous one."""
     log = make()
     for reason in ("refused", "refused", "no space", "no space"):
         log.logs.log.error("run.failed", key="site/a", reason=reason)
-    told = [(line["reason"], line.get("repeated")) for line in log.lines()]
-    assert told == [("refused", None), ("refused", 1), ("no space", None)]
+    logged = [(line["reason"], line.get("repeated")) for line in log.lines()]
+    assert logged == [("refused", None), ("refused", 1), ("no space", None)]
 
 
-def test_notes_that_differ_are_all_told(make: Callable[..., Log]) -> None:
-    """Lines of level info fold only if they say the same: run and durations apart."""
+def test_info_lines_that_differ_are_not_folded(make: Callable[..., Log]) -> None:
+    """Lines of level info are folded only if they are equal except for run and durations."""
     log = make()
     for number in range(20):
         log.logs.log.info("plugin.loaded", name=f"p{number}")
@@ -237,11 +237,11 @@ def test_notes_that_differ_are_all_told(make: Callable[..., Log]) -> None:
     ]
 
 
-async def test_summaries_come_by_themselves(
+async def test_due_summaries_are_written_without_a_further_line(
     make: Callable[..., Log],
     autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - its presence is its effect
 ) -> None:
-    """serve() tells what was counted when it is due, without a further line."""
+    """serve() writes a summary when it is due, without a further line."""
     log = make()
     log.logs.log.error("run.failed", key="site/a", reason="refused")
     log.logs.log.error("run.failed", key="site/a", reason="refused")
@@ -253,28 +253,28 @@ async def test_summaries_come_by_themselves(
     assert [line.get("repeated") for line in log.lines()] == [None, 1]
 
 
-def test_faults_without_a_subject_are_all_told(make: Callable[..., Log]) -> None:
-    """Warnings that have nothing but a reason are different ones, not one that changes."""
+def test_faults_without_a_subject_are_not_folded(make: Callable[..., Log]) -> None:
+    """Warnings that have only a reason are distinct faults, not changes of one fault."""
     log = make()
     for number in range(40):
         log.logs.log.warning("config.not_built", reason=f"name {number % 20}")
     assert [line["reason"] for line in log.lines()] == [f"name {n}" for n in range(20)]
 
 
-def test_a_source_recovers(make: Callable[..., Log]) -> None:
-    """R1: the fault of a source is folded and its end told, just like a key's."""
+def test_r1_a_source_recovers(make: Callable[..., Log]) -> None:
+    """R1: the fault of a source is folded and its recovery logged, as for a key."""
     log = make()
     source = log.logs.log.bind(controller="site", source="directory x")
     for _ in range(3):
         source.warning("source.unavailable", reason="gone")
     log.logs.report_recovery("site: directory x")
-    told = [(line["event"], line.get("repeated")) for line in log.lines()]
-    assert told == [("source.unavailable", None), ("fault.recovered", 2)]
+    logged = [(line["event"], line.get("repeated")) for line in log.lines()]
+    assert logged == [("source.unavailable", None), ("fault.recovered", 2)]
     assert log.lines()[-1]["source"] == "directory x"
 
 
-def test_close_tells_what_was_counted(make: Callable[..., Log]) -> None:
-    """The end of the process loses no count."""
+def test_close_writes_the_summaries(make: Callable[..., Log]) -> None:
+    """close() writes the counts of folded lines."""
     log = make()
     for _ in range(5):
         log.logs.log.error("run.failed", key="site/a", reason="refused")
@@ -282,8 +282,8 @@ def test_close_tells_what_was_counted(make: Callable[..., Log]) -> None:
     assert log.lines()[-1]["repeated"] == 4
 
 
-def test_a_key_leaves_with_its_state(make: Callable[..., Log]) -> None:
-    """After forget() the next line of the key is a first one, and nothing recovers."""
+def test_forget_drops_the_state_of_a_key(make: Callable[..., Log]) -> None:
+    """After forget() the next line of the key counts as its first, and no recovery is logged."""
     log = make()
     log.logs.log.error("run.failed", key="site/a", reason="refused")
     log.logs.forget("site/a")
@@ -293,7 +293,7 @@ def test_a_key_leaves_with_its_state(make: Callable[..., Log]) -> None:
 
 
 def test_secrets_are_not_written(make: Callable[..., Log]) -> None:
-    """Invariant 13: by name, by value, in a traceback, in nested data and beyond a cut."""
+    """Invariant 13: secrets are redacted by name, by value, in tracebacks, nested data and cuts."""
     log = make()
     secret = "hunter2-hunter2"
     log.logs.redactor.register(secret)
@@ -314,8 +314,8 @@ def test_secrets_are_not_written(make: Callable[..., Log]) -> None:
     assert text.count("[redacted]") >= 6
 
 
-def test_the_logging_module_is_taken_over(make: Callable[..., Log]) -> None:
-    """Records of libraries become log.stdlib from warnings on; close() undoes it."""
+def test_records_of_the_logging_module_are_captured(make: Callable[..., Log]) -> None:
+    """Records of libraries, from warning on, become log.stdlib lines; close() undoes it."""
     log = make()
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
@@ -342,8 +342,8 @@ def test_the_logging_module_is_taken_over(make: Callable[..., Log]) -> None:
     assert lines[3]["event"] == "from.structlog"
 
 
-def test_foreign_notes_come_at_debug(make: Callable[..., Log]) -> None:
-    """At level debug the notes of libraries are taken over too, from info on."""
+def test_info_records_of_libraries_are_captured_at_debug(make: Callable[..., Log]) -> None:
+    """At level debug the records of libraries are captured from info on."""
     log = make()
     log.logs.capture_stdlib()
     log.logs.set_level("debug")
@@ -353,7 +353,7 @@ def test_foreign_notes_come_at_debug(make: Callable[..., Log]) -> None:
 
 
 def test_a_finalizer_that_logs_does_not_hang(make: Callable[..., Log]) -> None:
-    """A line from within another line of the same thread (garbage collection) is written."""
+    """A line logged by a finalizer during another line of the same thread is written."""
     log = make()
 
     class Late:
@@ -373,8 +373,8 @@ def test_a_finalizer_that_logs_does_not_hang(make: Callable[..., Log]) -> None:
     assert {line["event"] for line in log.lines()} == {"outer", "finalizer.ran"}
 
 
-def test_a_line_from_within_the_folding_is_not_folded(make: Callable[..., Log]) -> None:
-    """Code that logs while its own thread is in the midst of folding leaves the folder alone."""
+def test_a_line_logged_during_folding_is_not_folded(make: Callable[..., Log]) -> None:
+    """A line logged while its own thread is folding another one is written unfolded."""
     log = make()
 
     class Interrupted(RepeatFilter):
@@ -389,21 +389,21 @@ def test_a_line_from_within_the_folding_is_not_folded(make: Callable[..., Log]) 
     assert [line["event"] for line in log.lines()] == ["inner", "outer"]
 
 
-def test_without_a_journal_it_is_json_and_says_so(make: Callable[..., Log]) -> None:
-    """Where there is no journal its format gives JSON, and one warning."""
+def test_without_a_journal_the_format_falls_back_to_json(make: Callable[..., Log]) -> None:
+    """Format journal without a journal gives JSON and one warning."""
     log = make("journal")
     log.logs.log.info("a")
     assert [line["event"] for line in log.lines()] == ["log.journal_missing", "a"]
 
 
 def test_an_unknown_format_is_refused() -> None:
-    """A format that does not exist is an error that names those that do."""
+    """An unknown format is an error that names the known ones."""
     with pytest.raises(ValueError, match="auto, text, json or journal"):
         configure("xml", environment={})
 
 
-def test_every_reload_is_answered(make: Callable[..., Log]) -> None:
-    """Who asks for a reload twice reads two answers, equal or not, with all that is wrong."""
+def test_lines_of_a_reload_are_not_folded(make: Callable[..., Log]) -> None:
+    """Each of two failed reloads logs all of its problems, also if they are equal."""
     log = make()
     for _ in range(2):
         log.logs.log.error("config.invalid", at="a.yaml:1:1", reason="unknown key")
@@ -411,8 +411,8 @@ def test_every_reload_is_answered(make: Callable[..., Log]) -> None:
     assert [line["event"] for line in log.lines()] == ["config.invalid", "reload.failed"] * 2
 
 
-def test_last_words_pass_the_folding(make: Callable[..., Log]) -> None:
-    """The last resort's lines come out even where equal ones are folded and a lock is held."""
+def test_log_from_thread_is_not_folded(make: Callable[..., Log]) -> None:
+    """The last resort's lines are written although equal ones are folded."""
     log = make()
     for _ in range(2):
         assert log.logs.log_from_thread("critical", "loop.hung", seconds=5)
@@ -423,8 +423,8 @@ def test_last_words_pass_the_folding(make: Callable[..., Log]) -> None:
     ("environment", "coloured"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
 )
-def test_colour_is_for_terminals(environment: dict[str, str], *, coloured: bool) -> None:
-    """On a terminal auto is text, in colour unless NO_COLOR or a dumb terminal says no."""
+def test_colour_is_used_on_terminals(environment: dict[str, str], *, coloured: bool) -> None:
+    """On a terminal auto is text, in colour unless NO_COLOR or TERM=dumb is set."""
     master, slave = pty.openpty()
     logs = configure(descriptor=slave, environment=environment)
     logs.log.info("event.name", value=1)

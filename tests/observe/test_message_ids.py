@@ -1,4 +1,4 @@
-"""The numbers of events, and what the message catalog says about each."""
+"""The MESSAGE_IDs of events, and the entries of the message catalog."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ CATALOG = (ROOT / "systemd/reconciled.catalog").read_text()
 ENTRY = re.compile(r"^# (\S+)\n-- (\w+)\n(.*?)\n\n(.*?)(?=^# |\Z)", re.MULTILINE | re.DOTALL)
 
 
-def test_numbers_are_ids_and_stand_for_one_event_each() -> None:
-    """A number is a 128-bit id in the journal's spelling, and no other event has it."""
+def test_message_ids_are_valid_and_unique() -> None:
+    """A MESSAGE_ID is a 128-bit id in the journal's spelling, and belongs to one event."""
     assert [each for each in MESSAGE_IDS.values() if not re.fullmatch("[0-9a-f]{32}", each)] == []
     assert [each for each, count in Counter(MESSAGE_IDS.values()).items() if count > 1] == []
 
 
-def test_the_catalog_has_what_the_code_has() -> None:
-    """Every numbered event has its entry, under its own name, and no entry is of another one."""
+def test_the_catalog_and_the_code_have_the_same_events() -> None:
+    """Every event with a MESSAGE_ID has an entry, under its own name, and there is no other."""
     entries = [(event, number) for event, number, _, _ in ENTRY.findall(CATALOG)]
     assert dict(entries) == dict(MESSAGE_IDS)
     assert len(entries) == len(MESSAGE_IDS)
     assert len(re.findall("^-- ", CATALOG, re.MULTILINE)) == len(MESSAGE_IDS)
 
 
-def test_numbered_events_are_documented() -> None:
-    """A number belongs to an event that docs/logs.md explains."""
+def test_events_with_a_message_id_are_documented() -> None:
+    """Every event with a MESSAGE_ID is explained in docs/logs.md."""
     documented = re.findall(
         r"^\| `([a-z]+\.[a-z_]+)` \|", (ROOT / "docs/logs.md").read_text(), re.MULTILINE
     )
     assert set(MESSAGE_IDS) - set(documented) == set()
 
 
-def test_entries_are_short_and_say_whose_they_are() -> None:
-    """An entry has a subject and an owner, and fits on a terminal below its line."""
+def test_entries_are_short_and_complete() -> None:
+    """An entry has a subject, an owner and a support address, and fits on a terminal."""
     for event, _, head, body in ENTRY.findall(CATALOG):
         assert re.fullmatch(r"Subject: .+\nDefined-By: reconciled\nSupport: https://\S+", head), (
             event
         )
         assert len(body.strip().splitlines()) <= 14, event
-        # A field may be as long as what it stands for; the rest of the line is ours.
-        told = re.sub(r"@RECONCILED_\w+@", "x" * 20, body)
-        assert [line for line in told.splitlines() if len(line) > 92] == [], event
+        # A field may be as long as its value.
+        expanded = re.sub(r"@RECONCILED_\w+@", "x" * 20, body)
+        assert [line for line in expanded.splitlines() if len(line) > 92] == [], event
         # journalctl shows the name of a field whose value is longer than 256 characters.
         assert "@RECONCILED_REASON@" not in body, event
 
 
 def test_commands_in_the_catalog_exist() -> None:
-    """A verb that the catalog advises is one that can be typed."""
-    told = set(re.findall(r"^  reconciled (\w+)", CATALOG, re.MULTILINE))
-    assert len(told) > 5
-    assert told - set(VERBS) == set()
+    """Every verb that the catalog names exists."""
+    named = set(re.findall(r"^  reconciled (\w+)", CATALOG, re.MULTILINE))
+    assert len(named) > 5
+    assert named - set(VERBS) == set()
 
 
-def test_the_manager_takes_the_catalog(tmp_path: Path) -> None:
-    """What compiles catalogs reads ours without a complaint, and gives each entry back."""
+def test_journalctl_accepts_the_catalog(tmp_path: Path) -> None:
+    """The catalog compiles without an error, and journalctl lists each entry."""
     journalctl = shutil.which("journalctl")
     if journalctl is None:
         pytest.skip("journalctl is missing (package systemd)")
-    place = tmp_path / "usr/lib/systemd/catalog"
-    place.mkdir(parents=True)
-    (place / "reconciled.catalog").write_text(CATALOG)
+    directory = tmp_path / "usr/lib/systemd/catalog"
+    directory.mkdir(parents=True)
+    (directory / "reconciled.catalog").write_text(CATALOG)
     (tmp_path / "var/lib/systemd/catalog").mkdir(parents=True)
     command = [journalctl, f"--root={tmp_path}"]
     subprocess.run([*command, "--update-catalog"], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What is a secret and what is not."""
+"""Which names and values are redacted."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from reconciled.observe.redaction import REDACTED, Redactor, is_secret_name
         "clientSecret", "userPassword",
     ],
 )  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
-    """Names under which secrets stand are known in the usual spellings."""
+def test_names_of_secrets_are_recognised(name: str) -> None:
+    """Names of secrets are recognised in the usual spellings."""
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["key", "run", "monkey", "tokenizer", "compass", "author"])
-def test_names_of_other_things(name: str) -> None:
-    """Our own fields, and words that only contain such a name, are shown."""
+def test_similar_names_are_not_secret(name: str) -> None:
+    """The daemon's own fields, and words that only contain such a name, are not redacted."""
     assert not is_secret_name(name)
 
 
-def test_values_in_disguise() -> None:
-    """A registered value is found quoted, in base64, in a repr, and within another secret."""
+def test_encoded_values_are_redacted() -> None:
+    """A registered value is redacted when quoted, in base64, in a repr, and in another secret."""
     redactor = Redactor()
     secret = "p ss'w\\rd/ü"
     redactor.register(secret)
@@ -46,15 +46,15 @@ def test_values_in_disguise() -> None:
         assert redactor.redact(f"<{shape}>") == "<[redacted]>"
 
 
-def test_lines_of_a_key_file() -> None:
-    """Of a secret with several lines each line is hidden by itself."""
+def test_each_line_of_a_secret_is_redacted() -> None:
+    """Each line of a secret with several lines is redacted separately."""
     redactor = Redactor()
     redactor.register("BEGIN\nMIIEabcdef\nEND\n")
     assert redactor.redact("line 2: MIIEabcdef") == "line 2: [redacted]"
 
 
-def test_short_values_are_ignored() -> None:
-    """A value too short to hide does not blank every text."""
+def test_short_values_are_not_redacted() -> None:
+    """A value of one character is not registered: it would blank every text."""
     redactor = Redactor()
     redactor.register("a")
     redactor.register("")
@@ -102,16 +102,16 @@ users:
     ],
     ids=lambda text: repr(text[-24:]),
 )
-def test_a_credential_is_hidden_with_its_parts(credential: str, part: str) -> None:
-    """Of a credential the whole is hidden, and so is what in it could be a secret by itself."""
+def test_a_credential_is_redacted_with_its_parts(credential: str, part: str) -> None:
+    """A credential is redacted as a whole, and so is each part that could be a secret."""
     redactor = Redactor()
     redactor.register_credential(credential)
     assert part not in redactor.redact(f"it said {part} and left")
     assert redactor.redact(f"<{credential.strip()}>") in ("<[redacted]>", "<https://[redacted]>")
 
 
-def test_a_credential_blanks_no_other_text() -> None:
-    """Keywords and addresses of a file that was handed in stay readable, and so do short words."""
+def test_a_credential_redacts_no_ordinary_words() -> None:
+    """Keywords, addresses and short words of a credential are not redacted."""
     redactor = Redactor()
     for credential in (KUBECONFIG, "true\n", "5432", ""):
         redactor.register_credential(credential)
@@ -123,8 +123,8 @@ def test_a_credential_blanks_no_other_text() -> None:
 
 
 @pytest.mark.parametrize("unit", ["a1B2", "a=b=", "a:b ", "'\"", "==", "A1-\n"])
-def test_a_large_credential_costs_no_time(unit: str) -> None:
-    """64 KiB that were handed in, whatever they are, delay the start by next to nothing."""
+def test_a_large_credential_is_registered_quickly(unit: str) -> None:
+    """Registering 64 KiB of any content takes a bounded time."""
     redactor = Redactor()
     before = time.process_time()
     redactor.register_credential(unit * (65536 // len(unit)))
@@ -134,8 +134,8 @@ def test_a_large_credential_costs_no_time(unit: str) -> None:
     assert time.process_time() - before < 1.0
 
 
-def test_the_name_of_a_credential_is_no_secret() -> None:
-    """A reference keeps its name readable, and what stands beside references is looked at."""
+def test_the_name_of_a_credential_is_not_redacted() -> None:
+    """The name in a reference is not redacted; values beside references are."""
     redactor = Redactor()
     redactor.register_all(
         {"environment": {"TOKEN": {"credential": "api-token"}, "PASSWORD": "hunter22"}}
@@ -154,13 +154,13 @@ def test_the_name_of_a_credential_is_no_secret() -> None:
         ("https://host/a@b", "https://host/a@b"),
     ],
 )
-def test_credentials_with_a_form(text: str, shown: str) -> None:
-    """Credentials that have a form of their own are hidden without being registered."""
+def test_credentials_in_urls_and_headers_are_redacted(text: str, shown: str) -> None:
+    """Passwords in URLs and bearer tokens are redacted without being registered."""
     assert Redactor().redact(text) == shown
 
 
-def test_what_stands_under_a_secret_name_anywhere_is_registered() -> None:
-    """Texts of plain data under a name like DB_PASSWORD are hidden from then on, however deep."""
+def test_values_under_secret_names_are_registered() -> None:
+    """Texts under a name like DB_PASSWORD are registered at any depth."""
     redactor = Redactor()
     redactor.register_all({"environment": {"DB_PASSWORD": "hunter2hunter2", "HOST": "db.example"}})
     redactor.register_all({"steps": [{"token": "tok-123456"}]})

@@ -1,4 +1,4 @@
-"""The sink: ordered, bounded, and never waiting for its reader."""
+"""The sink: ordered, bounded, and never blocked by its reader."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def announce(count: int) -> bytes:
 
 @attrs.define(eq=False)
 class Scripted:
-    """A descriptor that takes as many bytes as the script says; None: nobody reads."""
+    """A descriptor that accepts as many bytes as the script says; None: EPIPE."""
 
     script: list[int | None]
     got: bytearray = attrs.field(factory=bytearray)
-    # A line lost nothing but its newline: it reads like a whole one, and counts as dropped.
+    # A line lost only its newline: it looks like a whole one, and counts as dropped.
     ambiguous: bool = False
-    number: int = -1
-    terminal: bool = False
+    fd: int = -1
+    is_terminal: bool = False
 
     def write(self, data: bytes) -> int:
         room = self.script.pop(0) if self.script else len(data)
@@ -52,7 +52,7 @@ class Scripted:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """A pipe as a shell would hand it to us: blocking."""
+    """A blocking pipe, as a shell passes one."""
     reader, writer = os.pipe()
     yield reader, writer
     for end in (reader, writer):
@@ -65,24 +65,24 @@ def fill(sink: Sink, lines: int, width: int = 100) -> None:
         sink.write(f"{number:0{width}}\n".encode())
 
 
-def everything(reader: int) -> bytes:
-    """All that comes until the writers are gone."""
+def read_all(reader: int) -> bytes:
+    """All bytes until the writers have closed."""
     parts = []
     while part := os.read(reader, 65536):
         parts.append(part)
     return b"".join(parts)
 
 
-def test_a_line_is_out_when_write_returns(pipe: tuple[int, int]) -> None:
-    """While the reader keeps up, a line is in the kernel before the call that logs it returns."""
+def test_a_line_is_written_when_write_returns(pipe: tuple[int, int]) -> None:
+    """While the reader keeps up, a line is in the kernel before write() returns."""
     reader, writer = pipe
     sink = Sink(open_descriptor(writer), announce)
     sink.write(b"one\n")
     assert os.read(reader, 100) == b"one\n"
 
 
-def test_a_stalled_reader_costs_no_time_and_no_order(pipe: tuple[int, int]) -> None:
-    """A full pipe never blocks; what the reader gets later is in order, with the loss in place."""
+def test_a_stalled_reader_does_not_block(pipe: tuple[int, int]) -> None:
+    """A full pipe never blocks; later the lines are in order, with the loss at its position."""
     reader, writer = pipe
     sink = Sink(open_descriptor(writer), announce, max_lines=100)
     fill(sink, 2000)
@@ -90,7 +90,7 @@ def test_a_stalled_reader_costs_no_time_and_no_order(pipe: tuple[int, int]) -> N
     assert before.waiting == 100
     assert before.dropped == 2000 - before.written - 100
     got: list[bytes] = []
-    thread = threading.Thread(target=lambda: got.append(everything(reader)))
+    thread = threading.Thread(target=lambda: got.append(read_all(reader)))
     thread.start()
     sink.close(5)
     os.close(writer)
@@ -102,7 +102,7 @@ def test_a_stalled_reader_costs_no_time_and_no_order(pipe: tuple[int, int]) -> N
 
 
 async def test_the_flusher_writes_when_the_reader_returns(pipe: tuple[int, int]) -> None:
-    """flush_forever() hands over what waited, and announces the loss, without a further line."""
+    """flush_forever() writes waiting lines and announces dropped ones without a further line."""
     reader, writer = pipe
     sink = Sink(open_descriptor(writer), announce, max_lines=50)
     async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ async def test_the_flusher_writes_when_the_reader_returns(pipe: tuple[int, int])
 
 
 async def test_a_line_from_a_thread_wakes_the_flusher(pipe: tuple[int, int]) -> None:
-    """A line that a thread left in the buffer goes out although the loop had nothing to do."""
+    """A line that a thread buffers is written although the loop is idle."""
     reader, writer = pipe
     sink = Sink(open_descriptor(writer), announce)
     async with trio.open_nursery() as nursery:
@@ -138,7 +138,7 @@ async def test_a_line_from_a_thread_wakes_the_flusher(pipe: tuple[int, int]) -> 
 
 
 def test_the_shared_description_stays_blocking(pipe: tuple[int, int]) -> None:
-    """The flags of an inherited descriptor, which the shell shares, are never changed."""
+    """The flags of an inherited descriptor, which other processes share, are never changed."""
     _, writer = pipe
     ours, theirs = socket.socketpair()
     master, slave = pty.openpty()
@@ -156,7 +156,7 @@ def test_the_shared_description_stays_blocking(pipe: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])
 def test_close_is_bounded(kind: str) -> None:
-    """close() gives a reader that never reads no more than its time."""
+    """close() waits for a reader that never reads no longer than its timeout."""
     if kind == "pipe":
         ends = os.pipe()
     elif kind == "socket":
@@ -175,10 +175,10 @@ def test_close_is_bounded(kind: str) -> None:
         os.close(end)
 
 
-def test_the_polled_way_never_blocks(
+def test_the_poll_fallback_never_blocks(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a pipe cannot be opened again, poll() keeps a blocking descriptor from blocking."""
+    """If a pipe cannot be reopened, poll() prevents a blocking write."""
     reader, writer = pipe
     monkeypatch.setattr("reconciled.observe.output_descriptor._reopen", lambda *_: None)
     sink = Sink(open_descriptor(writer), announce, max_lines=100)
@@ -187,8 +187,8 @@ def test_the_polled_way_never_blocks(
     assert os.read(reader, 101) == b"0" * 100 + b"\n"
 
 
-def test_a_terminal_gets_lines_and_is_known_as_one() -> None:
-    """A terminal is recognised, and opened again without becoming the controlling one."""
+def test_a_terminal_is_recognised() -> None:
+    """A terminal is recognised, and reopened without becoming the controlling one."""
     master, slave = pty.openpty()
     sink = Sink(open_descriptor(slave), announce)
     assert sink.is_terminal
@@ -199,8 +199,8 @@ def test_a_terminal_gets_lines_and_is_known_as_one() -> None:
     os.close(master)
 
 
-def test_a_file_keeps_append_and_offset(tmp_path: Path) -> None:
-    """A regular file is written through the given description: append mode stays as it was."""
+def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    """A regular file is written through the given descriptor, in append mode."""
     path = tmp_path / "log"
     path.write_text("before\n")
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -214,8 +214,8 @@ def test_a_file_keeps_append_and_offset(tmp_path: Path) -> None:
     assert path.read_text() == "before\none\nother\ntwo\n"
 
 
-def test_a_closed_reader_is_only_counted(pipe: tuple[int, int]) -> None:
-    """EPIPE raises nowhere: lines are dropped and counted."""
+def test_lines_to_a_closed_reader_are_counted(pipe: tuple[int, int]) -> None:
+    """EPIPE is never raised: lines are dropped and counted."""
     reader, writer = pipe
     sink = Sink(open_descriptor(writer), announce)
     os.close(reader)
@@ -225,8 +225,8 @@ def test_a_closed_reader_is_only_counted(pipe: tuple[int, int]) -> None:
     assert sink.statistics().dropped == 11
 
 
-def test_a_closed_descriptor_is_only_counted() -> None:
-    """A daemon started without standard error runs, and counts what it could not say."""
+def test_lines_to_a_closed_descriptor_are_counted() -> None:
+    """A daemon started without standard error runs, and counts the dropped lines."""
     reader, writer = os.pipe()
     os.close(reader)
     os.close(writer)
@@ -236,8 +236,8 @@ def test_a_closed_descriptor_is_only_counted() -> None:
     assert repr(sink) == "<Sink written=0 waiting=0 dropped=3>"
 
 
-def test_a_full_disk_leaves_whole_lines() -> None:
-    """After a line that was cut by an error the next one starts on a line of its own."""
+def test_a_line_after_a_torn_one_starts_on_a_new_line() -> None:
+    """After a line that was cut by an error the next one starts on a new line."""
     descriptor = Scripted([3, None])
     sink = Sink(descriptor, announce)
     sink.write(b"first\n")
@@ -246,8 +246,8 @@ def test_a_full_disk_leaves_whole_lines() -> None:
     assert descriptor.got == b"fir\ndropped 1 lines\nsecond\nthird\n"
 
 
-def test_a_lost_announcement_is_made_up_for() -> None:
-    """An announcement that is dropped itself does not hide the lines that it spoke of."""
+def test_a_lost_announcement_is_repeated() -> None:
+    """The lines of an announcement that was dropped are announced again."""
     descriptor = Scripted([None, None, None])
     sink = Sink(descriptor, announce)
     fill(sink, 3, width=1)
@@ -255,8 +255,8 @@ def test_a_lost_announcement_is_made_up_for() -> None:
     assert descriptor.got == b"dropped 3 lines\nseen\n"
 
 
-def test_a_line_logged_in_the_midst_of_a_write_waits_for_it() -> None:
-    """Code that logs while its own thread holds the lock neither hangs nor tears a line."""
+def test_a_line_logged_during_a_write_follows_it() -> None:
+    """Code that logs while its own thread holds the lock does not deadlock or tear a line."""
 
     class Interrupted(Scripted):
         def write(self, data: bytes) -> int:
@@ -272,7 +272,7 @@ def test_a_line_logged_in_the_midst_of_a_write_waits_for_it() -> None:
     assert sink.statistics().written == 3
 
 
-def test_a_hung_holder_does_not_hold_the_last_resort() -> None:
+def test_the_last_resort_gives_up_on_a_hung_holder() -> None:
     """write_from_thread() and close() give up on a lock whose holder hangs."""
     sink = Sink(Scripted([]), announce)
     held, release = threading.Event(), threading.Event()
@@ -291,19 +291,19 @@ def test_a_hung_holder_does_not_hold_the_last_resort() -> None:
     thread.join()
 
 
-def test_threads_share_it() -> None:
+def test_threads_can_share_a_sink() -> None:
     """Lines of several threads are never mixed, and those of each stay in order."""
     reader, writer = os.pipe()
     sink = Sink(open_descriptor(writer), announce)
     got: list[bytes] = []
-    read = threading.Thread(target=lambda: got.append(everything(reader)))
+    read = threading.Thread(target=lambda: got.append(read_all(reader)))
     read.start()
 
-    def say(name: int) -> None:
+    def write_lines(name: int) -> None:
         for number in range(500):
             sink.write(f"{name} {number} {'x' * 200}\n".encode())
 
-    threads = [threading.Thread(target=say, args=(name,)) for name in range(4)]
+    threads = [threading.Thread(target=write_lines, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -328,7 +328,7 @@ def test_threads_share_it() -> None:
 def test_every_line_is_written_waiting_or_dropped(
     seed: int, script: list[int | None], max_lines: int, count: int
 ) -> None:
-    """Invariants 2-4: order is kept, no line is torn into another, and the three sums agree."""
+    """Invariants 2-4: lines are in order, none is torn, and the counts agree."""
     random_ = random.Random(seed)
     descriptor = Scripted(list(script))
     sink = Sink(descriptor, announce, max_lines=max_lines)
@@ -343,7 +343,7 @@ def test_every_line_is_written_waiting_or_dropped(
     now = sink.statistics()
     assert now.waiting == 0
     rows = descriptor.got.decode().split("\n")
-    # A torn row lacks its last word.
+    # A torn row lacks its suffix.
     numbers = [int(row[5:-6]) for row in rows if row.endswith(" whole")]
     announced = sum(int(row[8:-6]) for row in rows if row.endswith(" lines"))
     assert len(numbers) == now.written

@@ -1,4 +1,4 @@
-"""The stop report, for machines and for whoever is awake at three."""
+"""The stop report, as JSON for tools and as text for a person."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ Look at:
 """
 
 
-def test_the_text() -> None:
-    """The report reads as documented: the verdict first, the worst first, then what to look at."""
+def test_the_text_of_the_report() -> None:
+    """The text has the verdict first, then the worst outcome first, then what to check."""
     assert REPORT.as_text() == GOLDEN
 
 
 def test_a_clean_stop_is_short() -> None:
-    """A stop that nothing outlived is four lines, and gives no advice."""
+    """The report of a clean stop is five lines long and has no advice."""
     report = StopReport("asked", "2026-11-30T03:00:00.000Z", 0.01, 0, signal="SIGINT")
     assert report.as_text().splitlines() == [
         "Stop took 0.0 s, exit code 0: clean",
@@ -121,8 +121,8 @@ def test_a_clean_stop_is_short() -> None:
     ]
 
 
-def test_it_fits_on_one_screen() -> None:
-    """However much went wrong, the text is one screen and says where the rest is."""
+def test_the_text_fits_on_one_screen() -> None:
+    """Lists are cut so that the text fits on one screen; it names the file that has all."""
     report = attrs.evolve(
         REPORT,
         stragglers=REPORT.stragglers * 100,
@@ -135,8 +135,8 @@ def test_it_fits_on_one_screen() -> None:
     assert len(json.loads(report.as_json())["stragglers"]) == 300
 
 
-def test_names_cannot_forge_lines() -> None:
-    """Keys, reasons and program names are escaped."""
+def test_names_are_escaped() -> None:
+    """Keys, reasons and program names are escaped, so that they cannot forge lines."""
     evil = "x\n\x1b[2Jforged"
     report = attrs.evolve(
         REPORT,
@@ -149,8 +149,8 @@ def test_names_cannot_forge_lines() -> None:
     assert not any(line.startswith("forged") for line in report.as_text().splitlines())
 
 
-def test_the_keys_of_the_json() -> None:
-    """Tools may rely on version, names and units of last-stop.json."""
+def test_the_keys_of_the_json_are_stable() -> None:
+    """Version, names and units of last-stop.json are stable."""
     data = json.loads(REPORT.as_json())
     assert data["version"] == 1
     assert list(data) == [
@@ -172,8 +172,8 @@ def test_the_keys_of_the_json() -> None:
     assert data["children"][0] == {"pid": 4711, "argv0": "helm", "key": "site/a", "fate": "killed"}
 
 
-def test_write_replaces_both(tmp_path: Path) -> None:
-    """Both files are there, whole, for the owner alone, and nothing else is left."""
+def test_write_replaces_both_files(tmp_path: Path) -> None:
+    """Both files are replaced, readable by the owner only, and no temporary file remains."""
     assert write(REPORT, tmp_path) == ""
     assert write(attrs.evolve(REPORT, exit_code=0), tmp_path) == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last-stop.json", "last-stop.txt"]
@@ -181,8 +181,10 @@ def test_write_replaces_both(tmp_path: Path) -> None:
     assert (tmp_path / "last-stop.txt").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_error_leaves_the_report_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sync that fails raises nothing, says what failed, and leaves the old file whole."""
+def test_a_failed_write_keeps_the_previous_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed sync is returned as text, and the previous file is kept."""
     write(REPORT, tmp_path)
 
     def fail(_descriptor: int) -> None:
@@ -195,15 +197,15 @@ def test_an_error_leaves_the_report_before(tmp_path: Path, monkeypatch: pytest.M
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_missing_directory_is_told(tmp_path: Path) -> None:
-    """A state directory that went is a message, not an exception."""
-    error = write(REPORT, tmp_path / "gone")
+def test_a_missing_directory_is_returned_as_text(tmp_path: Path) -> None:
+    """A missing state directory gives a message, not an exception."""
+    error = write(REPORT, tmp_path / "missing")
     assert "last-stop.json" in error
     assert "last-stop.txt" in error
 
 
 def test_data_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 16: file, rename, directory: in this order, for each of the two files."""
+    """Invariant 16: for each file the data is synced, then renamed, then the directory synced."""
     steps: list[str] = []
     fsync, replace = os.fsync, Path.replace
 

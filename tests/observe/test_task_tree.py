@@ -1,4 +1,4 @@
-"""The live task tree."""
+"""The live task tree: frames, cancellation and shields of each task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named(views: list[TaskView], name: str) -> TaskView:
 
 @contextmanager
 def critical(seconds: float) -> Iterator[None]:
-    """A shield as a critical operation has it."""
+    """A shield with a deadline, like that of a critical operation."""
     with trio.move_on_after(seconds, shield=True):
         yield
 
@@ -41,10 +41,10 @@ async def plain() -> None:
     await inner()
 
 
-async def test_what_a_task_is_doing(
+async def test_a_task_is_shown_with_frame_cancellation_and_shield(
     autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - its presence is its effect
 ) -> None:
-    """Each task with its name, its innermost frame outside trio, cancellation and shield."""
+    """A view has the name, the innermost frame outside trio, cancellation and shields."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shielded, name="site/a")
         nursery.start_soon(plain, name="site/b")
@@ -70,7 +70,7 @@ async def test_what_a_task_is_doing(
 async def test_parents_come_before_children(
     autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - its presence is its effect
 ) -> None:
-    """Depth and order show whose child a task is; siblings are sorted by name."""
+    """Depth and order show the parent of each task; siblings are sorted by name."""
 
     async def parent() -> None:
         async with trio.open_nursery() as nursery:
@@ -88,8 +88,8 @@ async def test_parents_come_before_children(
     assert views[0].depth == 0
 
 
-async def test_reading_changes_nothing(mock_clock: trio.testing.MockClock) -> None:
-    """A scope whose deadline has passed is not cancelled by being looked at."""
+async def test_reading_does_not_cancel(mock_clock: trio.testing.MockClock) -> None:
+    """Reading the tree does not cancel a scope whose deadline has passed."""
     scope = trio.CancelScope(deadline=trio.current_time() + 1)
     with scope:
         mock_clock.jump(2)
@@ -97,15 +97,15 @@ async def test_reading_changes_nothing(mock_clock: trio.testing.MockClock) -> No
         assert not scope._cancel_called
 
 
-async def test_an_endless_shield_is_told() -> None:
-    """A shield without a deadline, which nothing can end, stands out."""
-    with trio.CancelScope(shield=True):  # noqa: ASYNC100 - read from within, never waited in
+async def test_a_shield_without_a_deadline_is_shown() -> None:
+    """A shield without a deadline, which no cancellation can end, is shown as such."""
+    with trio.CancelScope(shield=True):  # noqa: ASYNC100 - read from within, without a checkpoint
         views = tree()
     assert any("shielded without a deadline" in line for line in lines(views))
 
 
-async def test_other_versions_of_trio() -> None:
-    """Without the private attributes the tree is told without scopes, and raises nothing."""
+async def test_other_versions_of_trio_give_no_scopes() -> None:
+    """Without trio's private attributes the tree has no scopes, and no error is raised."""
 
     class Bare:
         parent_nursery = None
@@ -113,8 +113,8 @@ async def test_other_versions_of_trio() -> None:
     assert task_tree._scopes_of(Bare()) == (False, [])  # type: ignore[arg-type]
 
 
-async def test_shields_are_those_of_the_task_itself() -> None:
-    """A child in a parent's shield has none of its own: lifting it would be the parent's work."""
+async def test_shields_of_a_parent_are_not_shown_for_its_children() -> None:
+    """A shield is shown for the task that entered it, since only that task can lift it."""
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(30, shield=True):
             async with trio.open_nursery() as inside:
@@ -128,7 +128,7 @@ async def test_shields_are_those_of_the_task_itself() -> None:
 
 
 async def test_frames_of_a_task_in_a_thread() -> None:
-    """A task that waits for a thread is told with all its own frames, and with what it waits in."""
+    """A task that waits for a thread is shown with all its frames and trio's function."""
     go = threading.Event()
     tasks: list[trio.lowlevel.Task] = []
 
@@ -150,7 +150,7 @@ async def test_frames_of_a_task_in_a_thread() -> None:
 
 
 async def test_a_thousand_tasks_take_milliseconds() -> None:
-    """A dump of a large tree does not hold up the loop."""
+    """A dump of a large tree does not block the loop."""
     async with trio.open_nursery() as nursery:
         for number in range(1000):
             nursery.start_soon(plain, name=f"site/{number}")
@@ -165,18 +165,18 @@ async def test_a_thousand_tasks_take_milliseconds() -> None:
 
 @attrs.define(eq=False)
 class Recorder:
-    """A log that keeps what it is told."""
+    """A log that records its events."""
 
-    said: list[tuple[str, dict[str, object]]] = attrs.field(factory=list)
+    events: list[tuple[str, dict[str, object]]] = attrs.field(factory=list)
 
     def info(self, event: str, **fields: object) -> None:
-        self.said.append((event, fields))
+        self.events.append((event, fields))
 
 
-async def test_dump_is_a_line_a_task() -> None:
-    """SIGUSR2's dump: how many tasks there are, then each as one event of a fixed name."""
+async def test_dump_logs_one_line_per_task() -> None:
+    """SIGUSR2's dump logs the number of tasks, then each task, under one event name."""
     log = Recorder()
     task_tree.dump(log)  # type: ignore[arg-type]
-    assert {event for event, _ in log.said} == {"tasks.tree"}
-    assert log.said[0][1] == {"tasks": len(log.said) - 1}
-    assert "test_dump_is_a_line_a_task" in str(log.said)
+    assert {event for event, _ in log.events} == {"tasks.tree"}
+    assert log.events[0][1] == {"tasks": len(log.events) - 1}
+    assert "test_dump_logs_one_line_per_task" in str(log.events)
