@@ -1,7 +1,7 @@
-"""What a log line costs in a real journal: native entries beside JSON on standard error.
+"""The cost of a log line in a real journal: native entries beside JSON on standard error.
 
 The parent boots a container of the tests, which needs root; inside, a transient service writes
-both ways in turns. A burst is what one reconcile may log; in between, the journal catches up.
+both ways alternately. A burst is what one run may log; between bursts, the journal catches up.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TURN = 0.001  # seconds the ticker sleeps
 
 
 def bursts(log: Callable[[int], object], first: int) -> float:
-    """Microseconds a line, the median over the bursts.
+    """Microseconds per line, the median over the bursts.
 
-    Each line has a number of its own, from *first* on: equal ones would be folded, and cost less.
+    Each line has a different number, from *first* on: equal ones would be folded, and cost less.
     """
     taken = []
     for burst in range(BURSTS):
@@ -42,7 +42,7 @@ def bursts(log: Callable[[int], object], first: int) -> float:
 
 
 async def sustained(logs: Logs) -> tuple[float, float]:
-    """The longest that the loop stood still, in milliseconds, and the part of lines dropped."""
+    """The longest halt of the loop in milliseconds, and the fraction of lines dropped."""
     worst = 0.0
 
     async def tick() -> None:
@@ -64,7 +64,7 @@ async def sustained(logs: Logs) -> tuple[float, float]:
 
 
 def inside(result: Path) -> None:
-    """In the service: measure, and leave the figures in *result*."""
+    """Run in the service: measure, and write the figures to *result*."""
     native = configure("auto", environment=os.environ)
     assert native.sink.datagrams, "standard error does not lead to the journal"
     plain = configure("json", environment=os.environ)
@@ -109,7 +109,7 @@ def main() -> None:
         "<= 1.5 x JSON on stderr",
     )
     row("30,000 lines at once: longest halt of the loop", figures["worst"], None, "ms", "<= 50 ms")
-    row("- of them dropped and counted", figures["dropped"] * 100, None, "%", "told")
+    row("- of them dropped and counted", figures["dropped"] * 100, None, "%", "counted")
 
 
 if __name__ == "__main__":

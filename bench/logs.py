@@ -1,4 +1,4 @@
-"""What a log line costs, beside the standard logging module writing the same fields."""
+"""The cost of a log line, beside the standard logging module writing the same fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEST_OF = 5
 
 
 def microseconds(call: Callable[[int], object]) -> float:
-    """The best of some rounds, a call."""
+    """Microseconds per call, in the best of some rounds."""
     best = float("inf")
     for attempt in range(BEST_OF):
         start = time.perf_counter()
@@ -32,38 +32,38 @@ def main() -> None:
     """Print the table."""
     heading()
     with tempfile.TemporaryDirectory() as directory:
-        floor = logging.getLogger("bench")
-        floor.propagate = False
-        floor.setLevel(logging.INFO)
-        handler = logging.FileHandler(Path(directory, "floor"))
+        standard = logging.getLogger("bench")
+        standard.propagate = False
+        standard.setLevel(logging.INFO)
+        handler = logging.FileHandler(Path(directory, "standard"))
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        floor.addHandler(handler)
+        standard.addHandler(handler)
         descriptor = os.open(Path(directory, "ours"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         logs = configure("json", descriptor=descriptor, environment={})
         log = logs.log.bind(key="site/a", run=7)
 
         def stdlib(number: int) -> None:
-            floor.info("run.done key=%s run=%d outcome=%s n=%d", "site/a", 7, "done", number)
+            standard.info("run.done key=%s run=%d outcome=%s n=%d", "site/a", 7, "done", number)
 
-        said = microseconds(stdlib)
+        baseline = microseconds(stdlib)
         row(
             "info line, JSON, to a file",
             microseconds(lambda number: log.info("run.done", outcome="done", n=number)),
-            said,
+            baseline,
             "µs",
             "<= 25 µs",
         )
         row(
             "error line that is folded",
             microseconds(lambda number: log.error("run.failed", reason="exit 1", n_s=number)),
-            said,
+            baseline,
             "µs",
             "<= 20 µs",
         )
         row(
             "debug line at level info",
             microseconds(lambda number: log.debug("run.done", outcome="done", n=number)),
-            microseconds(lambda number: floor.debug("run.done %d", number)),
+            microseconds(lambda number: standard.debug("run.done %d", number)),
             "µs",
             "< 1 µs",
         )

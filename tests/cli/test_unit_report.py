@@ -1,4 +1,4 @@
-"""What check and budget say of the unit, and of what critical operations have taken."""
+"""Findings about the unit, and measured durations, in the output of check and budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXED = attrs.evolve(FITTING, kill_mode="mixed")
 
 @pytest.fixture
 def unit(monkeypatch: pytest.MonkeyPatch) -> dict[str, UnitFacts]:
-    """The units that are loaded, by name; put some in."""
+    """The loaded units, by name; a test adds some."""
     units: dict[str, UnitFacts] = {}
 
     def read(_environ: Any, name: str, _watchdog: Any) -> UnitFacts | UnitUnavailable:
@@ -38,7 +38,7 @@ def unit(monkeypatch: pytest.MonkeyPatch) -> dict[str, UnitFacts]:
 
 
 def test_check_of_a_unit_that_fits(desk: Desk, unit: dict[str, UnitFacts]) -> None:
-    """Our unit is looked at without being asked for; a choice is a note, which strict passes."""
+    """The daemon's unit is checked by default; a choice is a note, which --strict accepts."""
     unit["reconciled.service"] = MIXED
     desk.configure()
     said = desk.say("check", "--strict")
@@ -50,17 +50,17 @@ def test_check_of_a_unit_that_fits(desk: Desk, unit: dict[str, UnitFacts]) -> No
 
 
 def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts]) -> None:
-    """What does not fit is a warning with what to paste; --strict refuses it."""
+    """A unit that does not fit is a warning with commands to paste; --strict fails."""
     unit["reconciled.service"] = SHORT
     desk.configure()
     said = desk.say("check")
     assert said.code == 0
     assert said.err.startswith("reconciled.service: TimeoutStopSec=10s is below the stop budget")
     assert "unit         1 warning, reconciled.service" in said.lines
-    place = "/etc/systemd/system/reconciled.service.d"
+    directory = "/etc/systemd/system/reconciled.service.d"
     assert said.out.split("for a root shell:\n")[1].splitlines() == [
-        f"mkdir -p {place}",
-        f"cat >{place}/60-stop-budget.conf <<'END'",
+        f"mkdir -p {directory}",
+        f"cat >{directory}/60-stop-budget.conf <<'END'",
         "[Service]",
         "TimeoutStopSec=6min",
         "END",
@@ -77,8 +77,8 @@ def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts
     assert finding["remedy"]["text"] == "[Service]\nTimeoutStopSec=6min\n"
 
 
-def test_a_unit_is_named_with_or_without_its_kind(desk: Desk, unit: dict[str, UnitFacts]) -> None:
-    """--unit takes another one; one that is not loaded is a problem, ours would be none."""
+def test_a_unit_is_named_with_or_without_its_suffix(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """--unit selects another unit; it must be loaded, while the default one need not be."""
     unit["reconciled@a.service"] = attrs.evolve(FITTING, name="reconciled@a.service")
     desk.configure()
     assert (
@@ -92,8 +92,10 @@ def test_a_unit_is_named_with_or_without_its_kind(desk: Desk, unit: dict[str, Un
     assert "unit         not checked: reconciled.service is not loaded: not-found" in quiet.lines
 
 
-def test_check_names_the_directive_in_the_way(desk: Desk, unit: dict[str, UnitFacts]) -> None:
-    """Declared files, and the state itself, that the sandbox keeps out of reach are named."""
+def test_check_names_the_directive_that_prevents_a_write(
+    desk: Desk, unit: dict[str, UnitFacts]
+) -> None:
+    """Declared files and a state directory that the sandbox makes read-only are named."""
     sandbox = Sandbox("strict", "yes", private_tmp=False, writable=("/var/lib/reconciled",))
     unit["reconciled.service"] = attrs.evolve(FITTING, sandbox=sandbox)
     desk.configure(
@@ -115,11 +117,11 @@ def test_check_names_the_directive_in_the_way(desk: Desk, unit: dict[str, UnitFa
 
 
 @pytest.mark.processes
-def test_what_is_to_be_pasted_is_for_a_shell(tmp_path: Path) -> None:
-    """A shell makes the files as they were meant, whatever is in their names and text."""
-    there = tmp_path / "a b"
+def test_the_commands_to_paste_are_quoted_for_a_shell(tmp_path: Path) -> None:
+    """A shell writes the files of a remedy exactly, for any names and text."""
+    directory = tmp_path / "a b"
     remedies = [
-        Remedy(f"{there}/x.conf", "[Service]\nA='$HOME' `id` \\\n", "true reload"),
+        Remedy(f"{directory}/x.conf", "[Service]\nA='$HOME' `id` \\\n", "true reload"),
         Remedy("", "", "true reload"),
         Remedy("~/c d/y.conf", "[Unit]\n", "true other"),
     ]
@@ -129,17 +131,17 @@ def test_what_is_to_be_pasted_is_for_a_shell(tmp_path: Path) -> None:
         ["sh", "-e"], input="\n".join(lines), text=True, check=True, env={"HOME": str(tmp_path)}
     )
     assert ran.returncode == 0
-    assert (there / "x.conf").read_text() == "[Service]\nA='$HOME' `id` \\\n"
+    assert (directory / "x.conf").read_text() == "[Service]\nA='$HOME' `id` \\\n"
     assert (tmp_path / "c d/y.conf").read_text() == "[Unit]\n"
 
 
-def stand_in(pasted: str, root: Path) -> str:
-    """*pasted* with *root* for the machine's, and no manager."""
+def redirect(pasted: str, root: Path) -> str:
+    """*pasted*, with files below *root* and without a call of the service manager."""
     return pasted.replace("/etc/", f"{root}/etc/").replace("systemctl daemon-reload", "true")
 
 
 def test_budget_against_the_unit(desk: Desk, unit: dict[str, UnitFacts]) -> None:
-    """The unit's limit stands below the budget; one that is too short is 1, with the remedy."""
+    """The unit's limit is shown below the budget; a short one gives code 1 and the remedy."""
     desk.configure()
     unit["reconciled.service"] = FITTING
     said = desk.say("budget")
@@ -153,7 +155,7 @@ def test_budget_against_the_unit(desk: Desk, unit: dict[str, UnitFacts]) -> None
     pasted = short.out.split("for a root shell:\n")[1].split("\n\n")[0]
     written = subprocess.run(
         ["bash", "-eu"],
-        input=stand_in(pasted, desk.root),
+        input=redirect(pasted, desk.root),
         text=True,
         capture_output=True,
         check=True,
@@ -161,7 +163,7 @@ def test_budget_against_the_unit(desk: Desk, unit: dict[str, UnitFacts]) -> None
     assert written.stderr == ""
     drop_in = desk.root / "etc/systemd/system/reconciled.service.d/60-stop-budget.conf"
     assert drop_in.read_text() == "[Service]\nTimeoutStopSec=6min\n"
-    assert "OOMPolicy" not in short.out + short.err  # that is for check
+    assert "OOMPolicy" not in short.out + short.err  # only check reports it
     data = desk.say("budget", "--json").data
     assert (data["unit"]["timeout_stop_s"], data["unit"]["fits"]) == (10.0, False)
     unit.clear()
@@ -169,15 +171,15 @@ def test_budget_against_the_unit(desk: Desk, unit: dict[str, UnitFacts]) -> None
     assert desk.say("budget", "--unit", "reconciled").code == 1
 
 
-def test_budget_of_what_was_measured(desk: Desk) -> None:
-    """Critical operations that were done in one go are measured, each key by its longest."""
+def test_budget_shows_measured_durations(desk: Desk) -> None:
+    """Critical operations that ended uninterrupted are measured; each key shows its longest."""
     desk.configure()
     desk.state.mkdir(mode=0o700)
     trio.run(operate, desk.state)
     said = desk.say("budget")
     assert said.code == 0
-    place = said.lines.index("Measured, the longest of each key (3 critical operations):")
-    assert [line.split() for line in said.lines[place + 1 :]] == [["30s", "c/a"], ["20s", "c/b"]]
+    position = said.lines.index("Measured, the longest of each key (3 critical operations):")
+    assert [line.split() for line in said.lines[position + 1 :]] == [["30s", "c/a"], ["20s", "c/b"]]
     assert desk.say("budget", "--json").data["measured"] == {
         "operations": 3,
         "longest": [{"key": "c/a", "duration_s": 30.0}, {"key": "c/b", "duration_s": 20.0}],
@@ -185,7 +187,7 @@ def test_budget_of_what_was_measured(desk: Desk) -> None:
 
 
 async def operate(state: Path) -> None:
-    """Critical operations of 10, 30 and 20 s, and longer ones that were nothing of the kind."""
+    """Critical operations of 10, 30 and 20 s, and longer ones that must not be measured."""
     clock = 1_800_000_000.0
     store = Store.open(state)
     operations = OperationJournal.load(store, now=lambda: clock)
@@ -210,7 +212,7 @@ async def operate(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "unit_name"),
+    ("path", "unit_name"),
     [
         ("/etc/reconciled/reconciled.yaml", "reconciled.service"),
         ("/etc/reconciled-web/reconciled.yaml", "reconciled@web.service"),
@@ -218,14 +220,14 @@ async def operate(state: Path) -> None:
         ("/srv/reconciled-web/reconciled.yaml", "reconciled.service"),
     ],
 )
-def test_the_unit_is_that_of_the_configuration(place: str, unit_name: str) -> None:
-    """An instance's configuration is not measured by the unit and the sandbox of another one."""
-    config = SimpleNamespace(files=[Path(place)])
+def test_the_unit_is_that_of_the_configuration(path: str, unit_name: str) -> None:
+    """The configuration of an instance is compared with the unit of that instance."""
+    config = SimpleNamespace(files=[Path(path)])
     assert default_unit(config) == unit_name  # type: ignore[arg-type]
 
 
-def test_what_is_noted_is_not_called_wrong(desk: Desk, unit: dict[str, UnitFacts]) -> None:
-    """The unit is not put right by what is only a choice, and check does not say so."""
+def test_a_note_is_not_a_warning(desk: Desk, unit: dict[str, UnitFacts]) -> None:
+    """Commands for a note are offered as such, and not as a correction of the unit."""
     unit["reconciled.service"] = attrs.evolve(FITTING, inhibit_delay=5.0)
     desk.configure()
     said = desk.say("check")

@@ -1,4 +1,4 @@
-"""Health over HTTP: what is answered, and that nobody can keep others from their answer (R4)."""
+"""Health over HTTP: replies, malformed requests, and limits for each client (R4)."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reconciled.control.health import CONNECTIONS, LONGEST_HEAD, Health
 
 @attrs.define(eq=False)
 class Site:
-    """A server at a port of its own, and the reasons why it is not ready."""
+    """A server at a free port, and the reasons why it is not ready."""
 
     port: int
     health: Health
@@ -50,14 +50,15 @@ async def site() -> AsyncIterator[Site]:
     made = Health(structlog.get_logger(), lambda: reasons)
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port: int = listener.socket.getsockname()[1]
-    async with trio.open_nursery() as nursery, listener:
+    # The listener is closed after accept() has ended.
+    async with listener, trio.open_nursery() as nursery:
         nursery.start_soon(made.connections.accept, listener, nursery)
         yield Site(port, made, reasons)
         nursery.cancel_scope.cancel(reason="the test is over")
 
 
 async def test_alive_and_ready(site: Site) -> None:
-    """/livez is 200 as long as somebody answers; /readyz is 503 with each reason, else 200."""
+    """/livez is 200 while the loop runs; /readyz is 503 with each reason, else 200."""
     assert await site.get("/livez") == (200, "ok\n")
     assert await site.get("/readyz?verbose") == (200, "ready\n")
     site.reasons += ["starting: one", "paused: two"]
@@ -66,7 +67,7 @@ async def test_alive_and_ready(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "status", "told"),
+    ("method", "target", "status", "part"),
     [
         ("GET", "/metrics", 404, "/metrics is not built yet in this version"),
         ("GET", "/", 404, "not found: use /livez or /readyz"),
@@ -75,10 +76,12 @@ async def test_alive_and_ready(site: Site) -> None:
         ("DELETE", "/nowhere", 405, "GET and HEAD only"),
     ],
 )
-async def test_anything_else(site: Site, method: str, target: str, status: int, told: str) -> None:
-    """What is not there, or not yet, is said in a sentence."""
+async def test_unknown_targets_and_methods(
+    site: Site, method: str, target: str, status: int, part: str
+) -> None:
+    """A target that does not exist, or not yet, and a wrong method get a reason."""
     code, body = await site.get(target, method)
-    assert (code, told in body) == (status, True)
+    assert (code, part in body) == (status, True)
 
 
 async def test_head_has_no_body(site: Site) -> None:
@@ -93,7 +96,7 @@ async def test_head_has_no_body(site: Site) -> None:
 
 
 async def test_a_connection_serves_many_requests(site: Site) -> None:
-    """Requests follow each other on one connection, sent at once too."""
+    """One connection serves several requests, also pipelined ones."""
     async with await site.connect() as stream:
         for _ in range(3):
             await stream.send_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -103,8 +106,8 @@ async def test_a_connection_serves_many_requests(site: Site) -> None:
         assert (await rest_of(stream)).count(b"200 OK") == 3
 
 
-async def test_an_old_client(site: Site) -> None:
-    """HTTP/1.0 without a host, as simple probes speak it."""
+async def test_a_client_of_http_1_0(site: Site) -> None:
+    """A request of HTTP/1.0 without a host, as simple probes send it, is served."""
     async with await site.connect() as stream:
         await stream.send_all(b"GET /livez HTTP/1.0\r\n\r\n")
         assert _parsed(await rest_of(stream)) == (200, "ok\n")
@@ -121,8 +124,8 @@ async def test_an_old_client(site: Site) -> None:
         (b"GET /livez HTTP/1.1\r\nhost: x\r\ntransfer-encoding: odd\r\n\r\n", 501),
     ],
 )
-async def test_r04_what_is_no_good_request(site: Site, sent: bytes, status: int) -> None:
-    """R4: garbage, a huge header, a huge body: an answer that arrives, and the connection ends."""
+async def test_r04_a_bad_request_gets_an_error(site: Site, sent: bytes, status: int) -> None:
+    """R4: malformed data, a huge header or a huge body gets an error, and a disconnect."""
     async with await site.connect() as stream:
         await stream.send_all(sent)
         with trio.fail_after(5):
@@ -132,10 +135,10 @@ async def test_r04_what_is_no_good_request(site: Site, sent: bytes, status: int)
     assert await site.get("/livez") == (200, "ok\n")
 
 
-async def test_r04_a_slow_request_is_ended(
+async def test_r04_a_slow_request_times_out(
     site: Site, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """R4: a request that drips in has 5 s, and gets 408; a silent connection just ends."""
+    """R4: a request that is incomplete after 5 s gets 408; a silent client is disconnected."""
     began = trio.current_time()
     async with (
         await site.connect() as silent,
@@ -156,8 +159,8 @@ async def _drip(stream: trio.SocketStream) -> None:
         await trio.sleep(1)
 
 
-async def test_r04_a_flood_keeps_nobody_from_an_answer(site: Site) -> None:
-    """R4: of too many connections the oldest goes; whoever comes with a request is answered."""
+async def test_r04_a_flood_does_not_block_other_clients(site: Site) -> None:
+    """R4: above the limit the oldest connection is closed, and a new request is served."""
     streams: list[Any] = []
     try:
         for _ in range(CONNECTIONS + 50):
@@ -166,7 +169,7 @@ async def test_r04_a_flood_keeps_nobody_from_an_answer(site: Site) -> None:
         with trio.fail_after(5):
             assert await site.get("/livez") == (200, "ok\n")
         assert site.health.connections.count <= CONNECTIONS
-        with trio.fail_after(5):  # the first of them went
+        with trio.fail_after(5):  # the oldest was closed
             assert await streams[0].receive_some() == b""
     finally:
         for stream in streams:

@@ -1,4 +1,4 @@
-"""Where listeners listen: the mode of the file, what is replaced and what is not, what is kept."""
+"""Opening listeners: file mode, which sockets are replaced, refused or kept, and errors."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from reconciled.control.listening_sockets import open_control, open_http, peer_o
 from reconciled.control.protocol import ControlRequest
 from reconciled.core.errors import ListenRefused, NoDaemon
 
-# Listens at argv[1], hands its socket over descriptor 0, and ends or stays as argv[2] says.
+# Listens at argv[1], sends its socket over descriptor 0, and ends or keeps running (argv[2]).
 LISTENS = """
 import socket, sys
 made = socket.socket(socket.AF_UNIX)
 made.bind(sys.argv[1])
 made.listen()
 socket.send_fds(socket.socket(fileno=0), [b"x"], [made.fileno()])
-if sys.argv[2] == "stay":
+if sys.argv[2] == "run":
     sys.stdin.read()
 """
 
 
 @contextlib.contextmanager
-def other(path: Path, *, stays: bool = False) -> Iterator[socket.socket]:
-    """What another process listens with at *path*; that has ended unless it *stays*."""
+def other(path: Path, *, runs: bool = False) -> Iterator[socket.socket]:
+    """The listener of another process at *path*; the process has ended unless it *runs*."""
     mine, theirs = socket.socketpair()
-    word = "stay" if stays else "end"
-    process = subprocess.Popen([sys.executable, "-c", LISTENS, str(path), word], stdin=theirs)
+    mode = "run" if runs else "end"
+    process = subprocess.Popen([sys.executable, "-c", LISTENS, str(path), mode], stdin=theirs)
     theirs.close()
     _, fds, _, _ = socket.recv_fds(mine, 1, 1)
     try:
-        if not stays:
+        if not runs:
             process.wait(20)
-        with socket.socket(fileno=fds[0]) as handed:
-            yield handed
+        with socket.socket(fileno=fds[0]) as received:
+            yield received
     finally:
         mine.close()
         process.wait(20)
@@ -62,10 +62,10 @@ def connects(path: Path | str) -> bool:
 # -- the control socket ------------------------------------------------------------------------
 
 
-def test_nobody_else_can_connect_from_the_first_instant(
+def test_the_file_is_private_from_its_creation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file has mode 0600 as soon as it is there, whatever the umask lets through."""
+    """The file has mode 0600 as soon as it exists, for any umask."""
     path, seen = tmp_path / "s", []
     real = socket.socket.bind
 
@@ -82,8 +82,8 @@ def test_nobody_else_can_connect_from_the_first_instant(
     assert seen == [0o600]
 
 
-def test_a_file_that_nobody_serves_is_replaced(tmp_path: Path) -> None:
-    """What a daemon leaves that was killed keeps the next one from nothing."""
+def test_an_unserved_file_is_replaced(tmp_path: Path) -> None:
+    """The socket file of a killed daemon is replaced by the next one."""
     path = tmp_path / "s"
     open_control(path).close()
     assert path.exists()
@@ -92,10 +92,10 @@ def test_a_file_that_nobody_serves_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_socket_that_somebody_serves_is_left(tmp_path: Path) -> None:
-    """The path of a living server is refused, with its process and what to do."""
+def test_a_served_socket_is_refused(tmp_path: Path) -> None:
+    """The path of a running server is refused, with its pid and the remedy."""
     path = tmp_path / "s"
-    with other(path, stays=True):
+    with other(path, runs=True):
         with pytest.raises(
             ListenRefused, match=r"process \d+ serves it: end that process, or choose"
         ):
@@ -104,19 +104,19 @@ def test_a_socket_that_somebody_serves_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_socket_whose_server_is_dead_is_replaced(tmp_path: Path) -> None:
-    """A descriptor that only a store still holds is served by nobody: its path is free."""
+def test_a_socket_whose_server_has_ended_is_replaced(tmp_path: Path) -> None:
+    """A listener that is only kept in a descriptor store is unserved: its path is replaced."""
     path = tmp_path / "s"
     with other(path) as stored:
-        assert connects(path)  # although nobody would ever answer
+        assert connects(path)  # although no process accepts
         with open_control(path) as opened, socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             assert peer_of(client).pid == os.getpid()
             assert opened.fileno() != stored.fileno()
 
 
-def test_something_else_at_the_path_is_left(tmp_path: Path) -> None:
-    """A file that is no socket is never removed."""
+def test_another_file_at_the_path_is_refused(tmp_path: Path) -> None:
+    """A file that is not a socket is never removed."""
     path = tmp_path / "s"
     path.write_text("precious")
     with pytest.raises(ListenRefused, match="the file is not a socket: remove it"):
@@ -124,18 +124,18 @@ def test_something_else_at_the_path_is_left(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_missing_directory_is_told(tmp_path: Path) -> None:
-    """A path that cannot be is named, with the reason."""
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
+    """A path in a missing directory is an error with path and reason."""
     with pytest.raises(
         ListenRefused, match=r"cannot open the control socket .*none/s: No such file or directory"
     ):
         open_control(tmp_path / "none/s")
 
 
-def test_a_deep_path(tmp_path: Path) -> None:
-    """A path that is longer than the kernel's addresses works, and is replaced and kept as others.
+def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
+    """A path longer than a socket address is opened, replaced and kept like others.
 
-    A state directory may lie anywhere.
+    A state directory may have any path.
     """
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
@@ -148,7 +148,7 @@ def test_a_deep_path(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_kept_socket_is_served_again(tmp_path: Path) -> None:
-    """A kept one to which the path leads is taken, with those who wait at it; others are closed."""
+    """The kept socket at the path is reused, with its waiting connections; others are closed."""
     path = tmp_path / "s"
     with (
         other(path) as kept,
@@ -166,8 +166,8 @@ def test_a_kept_socket_is_served_again(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("lost", ["removed", "another's"])
-def test_a_kept_socket_without_its_path(tmp_path: Path, lost: str) -> None:
-    """Where the path is gone, or leads to another dead one, it is bound anew."""
+def test_a_kept_socket_without_its_file_is_replaced(tmp_path: Path, lost: str) -> None:
+    """If its file was removed, or belongs to another unserved socket, a new socket is bound."""
     path = tmp_path / "s"
     with other(path) as kept:
         path.unlink()
@@ -178,10 +178,10 @@ def test_a_kept_socket_without_its_path(tmp_path: Path, lost: str) -> None:
             assert connects(path)
 
 
-def test_a_kept_socket_that_is_full_is_known_by_its_name(
+def test_a_kept_socket_with_a_full_queue_is_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many wait at it that no probe gets in: it is served again all the same."""
+    """A kept socket is reused although its queue is full, so that no probe can connect."""
     monkeypatch.setattr("reconciled.control.listening_sockets.BACKLOG", 0)
     path = tmp_path / "s"
     with open_control(path) as kept, contextlib.ExitStack() as clients:
@@ -199,7 +199,7 @@ def test_a_kept_socket_that_is_full_is_known_by_its_name(
 
 @pytest.fixture
 def port() -> int:
-    """One that is free."""
+    """A free port."""
     with socket.create_server(("127.0.0.1", 0)) as made:
         return int(made.getsockname()[1])
 
@@ -210,7 +210,7 @@ def close(*opened: socket.socket) -> None:
 
 
 def test_a_port_in_use_is_refused(port: int) -> None:
-    """Somebody else's port is never shared; it is named, and what to do."""
+    """A port that another process uses is never shared; the error names it and the remedy."""
     with (
         socket.create_server(("127.0.0.1", port), reuse_port=True),
         pytest.raises(ListenRefused, match=f"cannot listen on 127.0.0.1:{port}: another process"),
@@ -218,17 +218,17 @@ def test_a_port_in_use_is_refused(port: int) -> None:
         open_http("127.0.0.1", port)
 
 
-def test_a_kept_one_that_fits_is_served_again(port: int) -> None:
-    """The same address: the same socket. Another one: a new one, although the port is the same."""
+def test_a_kept_http_socket_is_reused_for_its_address(port: int) -> None:
+    """A kept socket is reused for its own address; another address on its port gets a new one."""
     (kept,) = open_http("127.0.0.1", port)
     assert open_http("127.0.0.1", port, [kept]) == [kept]
-    (everywhere,) = open_http("", port, [kept])  # which the old one would be in the way of
+    (everywhere,) = open_http("", port, [kept])  # with the old one open, bind() would fail
     assert kept.fileno() == -1
     close(everywhere)
 
 
 def test_all_addresses_are_both_families(port: int) -> None:
-    """An empty host takes IPv6 and IPv4 on one socket, and is kept as such alone."""
+    """An empty host listens on IPv6 and IPv4 with one socket, reused only for an empty host."""
     (opened,) = open_http("", port)
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as client:
@@ -242,7 +242,7 @@ def test_all_addresses_are_both_families(port: int) -> None:
 
 @pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
 def test_r06_without_ipv6(monkeypatch: pytest.MonkeyPatch, port: int, number: int) -> None:
-    """R6: where IPv6 is off, all addresses and localhost are those of IPv4."""
+    """R6: without IPv6, an empty host and localhost listen on IPv4 only."""
     real = socket.socket.bind
 
     def bind(self: socket.socket, address: Any) -> None:
@@ -269,14 +269,14 @@ def test_r06_without_ipv6(monkeypatch: pytest.MonkeyPatch, port: int, number: in
         ("x" * 80, "cannot listen on"),
     ],
 )
-def test_an_address_that_cannot_be(host: str, why: str, port: int) -> None:
-    """A foreign address or a name that nobody knows is told, with what is wrong."""
+def test_an_unusable_address_is_an_error(host: str, why: str, port: int) -> None:
+    """An address of another machine or an unknown name is an error with a reason."""
     with pytest.raises(ListenRefused, match=why):
         open_http(host, port)
 
 
 def test_a_failure_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    """Where the second address of a name is in use, the first is not listened on either."""
+    """If the second address of a name is in use, the first one is closed."""
     monkeypatch.setattr(
         socket,
         "getaddrinfo",
@@ -289,8 +289,8 @@ def test_a_failure_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, port: in
     socket.create_server(("127.0.0.2", port)).close()
 
 
-def test_a_socket_whose_queue_is_full_is_somebodys(tmp_path: Path) -> None:
-    """Whoever has a server so busy that nobody gets to it is told that there is one."""
+def test_a_socket_with_a_full_queue_is_refused(tmp_path: Path) -> None:
+    """A socket whose queue is full belongs to a running server, and is refused."""
     path = tmp_path / "s"
     with open_control(path) as opened, socket.socket(socket.AF_UNIX) as waits:
         opened.listen(0)
@@ -303,8 +303,8 @@ def test_a_socket_whose_queue_is_full_is_somebodys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 150, "x" * 300])
-def test_a_name_that_no_address_holds(tmp_path: Path, name: str) -> None:
-    """A file name that is too long for a socket is told with the reason, on both sides."""
+def test_a_file_name_longer_than_an_address(tmp_path: Path, name: str) -> None:
+    """A file name that is too long for a socket address is an error of server and client."""
     with pytest.raises(ListenRefused, match="too long"):
         open_control(tmp_path / name)
     with pytest.raises(NoDaemon, match="too long"):

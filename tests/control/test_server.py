@@ -1,4 +1,4 @@
-"""The control socket, both sides: who is answered, what is bounded, and when nothing is done."""
+"""The control socket, server and client: authorisation, limits, replies and errors."""
 
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
@@ -28,12 +28,12 @@ from reconciled.core.errors import NoDaemon, RequestNotDone, RequestRefused
 
 
 @attrs.define(eq=False)
-class Desk:
-    """A server at a path, and what its verbs were asked for."""
+class Harness:
+    """A server at a path, and the calls of its verbs."""
 
     path: Path
     server: ControlServer
-    asked: list[Any]
+    calls: list[Any]
     go_on: trio.Event
     third: trio.Event
     log: Any
@@ -42,38 +42,38 @@ class Desk:
         return await trio.open_unix_socket(str(self.path))
 
     async def lines(self, sent: bytes) -> list[dict[str, Any]]:
-        """What is answered to *sent*, until the server has nothing more to say."""
-        with trio.fail_after(server.IO_TIMEOUT / 2):  # at once, and not at the end of its patience
+        """The lines of the reply to *sent*, until the server closes the connection."""
+        with trio.fail_after(server.IO_TIMEOUT / 2):  # at once, not after its timeout
             async with await self.connect() as stream:
                 await stream.send_all(sent)
                 data = b"".join([part async for part in stream])
         return [json.loads(line) for line in data.splitlines()]
 
-    async def ask(self, verb: str, **arguments: Any) -> ControlReply:
-        """As a command asks."""
+    async def request(self, verb: str, **arguments: Any) -> ControlReply:
+        """Send a request with the client of the verbs."""
         return await trio.to_thread.run_sync(
             send_request, self.path, ControlRequest(verb, arguments)
         )
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     async with serving(tmp_path / "s") as made:
         yield made
 
 
 @asynccontextmanager
-async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIterator[Desk]:
-    asked: list[Any] = []
+async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIterator[Harness]:
+    calls: list[Any] = []
     go_on, third = trio.Event(), trio.Event()
 
     async def tell(_: Any, *, loudly: bool = False) -> ControlReply:
-        asked.append(loudly)
+        calls.append(loudly)
         return ControlReply(78, ("one", "two"))
 
     async def wait(_: Any) -> ControlReply:
-        asked.append("wait")
-        if asked.count("wait") == 3:
+        calls.append("wait")
+        if calls.count("wait") == 3:
             third.set()
         await go_on.wait()
         return ControlReply(0, ("done",))
@@ -103,32 +103,32 @@ async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIte
         # only exception that it raises.
         async with listener, trio.open_nursery() as nursery:
             nursery.start_soon(made.connections.accept, listener, nursery)
-            yield Desk(path, made, asked, go_on, third, log)
+            yield Harness(path, made, calls, go_on, third, log)
             nursery.cancel_scope.cancel(reason="the test is over")
 
 
-# -- what is asked and answered ----------------------------------------------------------------
+# -- requests and replies ------------------------------------------------------------------------
 
 
-async def test_an_acknowledgement_comes_before_the_effect(desk: Desk) -> None:
-    """Accepted at once, the answer when it is done."""
-    async with await desk.connect() as stream:
+async def test_an_acknowledgement_comes_before_the_effect(harness: Harness) -> None:
+    """The acknowledgement is sent at once, the reply when the verb is done."""
+    async with await harness.connect() as stream:
         await stream.send_all(b'{"verb": "wait"}\n')
         with trio.fail_after(5):
             await trio.lowlevel.wait_readable(stream.socket)
         first = json.loads(await stream.receive_some())
         assert first["accepted"] == "wait"
         await trio.testing.wait_all_tasks_blocked()
-        assert desk.asked == ["wait"]
-        desk.go_on.set()
+        assert harness.calls == ["wait"]
+        harness.go_on.set()
         assert json.loads(await stream.receive_some()) == {"code": 0, "lines": ["done"]}
 
 
-async def test_a_command_gets_code_and_lines(desk: Desk) -> None:
-    """What a verb answers arrives as it was given, and arguments as they were meant."""
-    assert await desk.ask("tell", loudly=True) == ControlReply(78, ("one", "two"))
-    assert await desk.ask("tell") == ControlReply(78, ("one", "two"))
-    assert desk.asked == [True, False]
+async def test_a_reply_has_code_and_lines(harness: Harness) -> None:
+    """Arguments reach the verb, and its code and lines reach the client, unchanged."""
+    assert await harness.request("tell", loudly=True) == ControlReply(78, ("one", "two"))
+    assert await harness.request("tell") == ControlReply(78, ("one", "two"))
+    assert harness.calls == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ async def test_a_command_gets_code_and_lines(desk: Desk) -> None:
         (ControlRequest("refuse"), "not now"),
     ],
 )
-async def test_what_is_refused_says_why(desk: Desk, request_: ControlRequest, why: str) -> None:
-    """An unknown verb, a wrong argument, a verb that will not: nothing is done, and why is told."""
+async def test_a_refusal_has_a_reason(harness: Harness, request_: ControlRequest, why: str) -> None:
+    """An unknown verb, a wrong argument or a refusing verb has no effect and gives a reason."""
     with pytest.raises(RequestNotDone, match=why):
-        await trio.to_thread.run_sync(send_request, desk.path, request_)
-    assert desk.asked == []
+        await trio.to_thread.run_sync(send_request, harness.path, request_)
+    assert harness.calls == []
 
 
 @pytest.mark.parametrize(
@@ -161,103 +161,103 @@ async def test_what_is_refused_says_why(desk: Desk, request_: ControlRequest, wh
         (b"x" * (LONGEST_REQUEST + 1), "longer than 4096 bytes"),
     ],
 )
-async def test_what_is_no_request(desk: Desk, sent: bytes, why: str) -> None:
-    """Garbage of any kind and size is refused with a sentence; the next one is served."""
-    (line,) = await desk.lines(sent)
+async def test_a_malformed_request_is_refused(harness: Harness, sent: bytes, why: str) -> None:
+    """Malformed data of any size is refused with a reason; the next request is served."""
+    (line,) = await harness.lines(sent)
     assert why in line["refused"]
-    assert (await desk.ask("tell")).code == 78
+    assert (await harness.request("tell")).code == 78
 
 
-async def test_a_long_answer_is_cut(desk: Desk) -> None:
-    """An answer has a bounded size; what was left out is counted."""
-    answer = await desk.ask("much")
+async def test_a_long_reply_is_cut(harness: Harness) -> None:
+    """A reply has a bounded size; lines left out are counted."""
+    answer = await harness.request("much")
     assert 300 < len(answer.lines) < 1000
     assert answer.lines[-1] == f"… and {2000 - len(answer.lines) + 1} more: the log has them"
 
 
-async def test_a_fault_of_one_answer_harms_no_other(desk: Desk) -> None:
-    """A verb that raises ends its own connection, with a line in the log; others go on."""
+async def test_a_verb_that_raises_ends_its_own_connection(harness: Harness) -> None:
+    """A verb that raises ends its own connection and is logged; others are served."""
     with pytest.raises(RequestNotDone, match="closed the connection before it was done"):
-        await desk.ask("fail")
-    assert [line["event"] for line in desk.log if line["log_level"] == "error"] == [
+        await harness.request("fail")
+    assert [line["event"] for line in harness.log if line["log_level"] == "error"] == [
         "control.failed"
     ]
-    assert (await desk.ask("tell")).code == 78
+    assert (await harness.request("tell")).code == 78
 
 
-# -- who may ask -------------------------------------------------------------------------------
+# -- authorisation ---------------------------------------------------------------------------------
 
 
-async def test_others_are_not_answered(tmp_path: Path) -> None:
-    """Neither root nor the daemon's own user: refused before a word is read, and logged."""
-    async with serving(tmp_path / "s", trusted=frozenset({12345})) as desk:
+async def test_an_unauthorised_client_is_refused(tmp_path: Path) -> None:
+    """A client that is neither root nor the daemon's user is refused unread, and logged."""
+    async with serving(tmp_path / "s", trusted=frozenset({12345})) as harness:
         with pytest.raises(RequestNotDone, match="is not authorised: use root or uid"):
-            await desk.ask("tell")
-        assert desk.asked == []
-        assert [line["event"] for line in desk.log] == ["control.refused"]
+            await harness.request("tell")
+        assert harness.calls == []
+        assert [line["event"] for line in harness.log] == ["control.refused"]
 
 
-def test_root_and_the_own_user_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those two and nobody else."""
+def test_root_and_the_daemons_user_are_authorised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server authorises root and its own user, and no other uid."""
     monkeypatch.setattr(server.os, "geteuid", lambda: 995)
     assert ControlServer({}, structlog.get_logger()).allowed_uids == {0, 995}
 
 
-# -- what is dropped ---------------------------------------------------------------------------
+# -- dropped requests ----------------------------------------------------------------------------
 
 
-async def test_who_has_left_is_not_served(tmp_path: Path) -> None:
-    """A request that waited for a dead daemon, whose sender has given up, has no effect."""
+async def test_a_request_of_a_disconnected_client_is_dropped(tmp_path: Path) -> None:
+    """A request whose sender has disconnected before it was read has no effect."""
     path = tmp_path / "s"
     async with serving(path) as first:
-        first.server.connections.limit = 0  # it hears nobody, as a dead one
-        with socket.socket(socket.AF_UNIX) as gone:
-            gone.connect(str(path))
-            gone.sendall(b'{"verb": "tell"}\n')
+        first.server.connections.limit = 0  # it accepts no connection, like a daemon that has ended
+        with socket.socket(socket.AF_UNIX) as sender:
+            sender.connect(str(path))
+            sender.sendall(b'{"verb": "tell"}\n')
         await trio.testing.wait_all_tasks_blocked()
         first.server.connections.limit = 10
         first.server.connections._ended.set()
-        assert (await first.ask("tell", loudly=True)).code == 78
-        assert first.asked == [True]
+        assert (await first.request("tell", loudly=True)).code == 78
+        assert first.calls == [True]
 
 
-async def test_who_says_nothing_is_dropped(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+async def test_a_silent_client_is_disconnected(
+    harness: Harness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A connection without a request is closed after 5 s; half a request is none."""
+    """A connection without a complete request is closed after 5 s."""
     for sent in (b"", b'{"verb":'):
         began = trio.current_time()
-        async with await desk.connect() as stream:
+        async with await harness.connect() as stream:
             if sent:
                 await stream.send_all(sent)
             assert await stream.receive_some() == b""
         assert trio.current_time() - began == pytest.approx(server.IO_TIMEOUT)
-    assert desk.log == []
+    assert harness.log == []
 
 
-async def test_one_more_than_the_limit_waits(desk: Desk) -> None:
-    """Nobody who asks is thrown out for another: the next is served when one has ended."""
-    desk.server.connections.limit = 3
+async def test_a_connection_above_the_limit_waits(harness: Harness) -> None:
+    """No client is disconnected for another: the next one is served when one has ended."""
+    harness.server.connections.limit = 3
     answers: list[ControlReply] = []
 
     async def one() -> None:
-        answers.append(await desk.ask("wait"))
+        answers.append(await harness.request("wait"))
 
     async with trio.open_nursery() as nursery:
         for _ in range(12):
             nursery.start_soon(one)
         with trio.fail_after(10):
-            await desk.third.wait()
+            await harness.third.wait()
         await trio.testing.wait_all_tasks_blocked()
-        assert desk.server.connections.count == 3
-        desk.go_on.set()
+        assert harness.server.connections.count == 3
+        harness.go_on.set()
     assert answers == [ControlReply(0, ("done",))] * 12
 
 
-async def test_without_descriptors_it_goes_on_later(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+async def test_accepting_pauses_without_descriptors(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process at its limit takes in nobody for a while, says so, and then goes on."""
+    """A process at its descriptor limit logs it, pauses accepting, and then continues."""
     monkeypatch.setattr(connections, "PAUSE", 0.01)
     real, failures = trio.SocketListener.accept, 3
 
@@ -269,14 +269,14 @@ async def test_without_descriptors_it_goes_on_later(
         return await real(self)
 
     monkeypatch.setattr(trio.SocketListener, "accept", accept)
-    assert (await desk.ask("tell")).code == 78  # by the accept() that was under way
-    assert (await desk.ask("tell")).code == 78
-    assert [line["event"] for line in desk.log if line["log_level"] == "warning"] == [
+    assert (await harness.request("tell")).code == 78  # by the accept() already waiting
+    assert (await harness.request("tell")).code == 78
+    assert [line["event"] for line in harness.log if line["log_level"] == "warning"] == [
         "control.exhausted"
     ] * 3
 
 
-# -- whatever comes -----------------------------------------------------------------------------
+# -- random input -------------------------------------------------------------------------------
 
 WORDS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -295,16 +295,16 @@ SENT = st.lists(
 
 
 @settings(deadline=None, max_examples=150)
-@given(parts=SENT, leaves=st.sampled_from(["stays", "shuts", "closes"]))
-def test_whatever_is_sent(parts: list[bytes], leaves: str) -> None:
-    """Any bytes, from whoever leaves at any time: at most two lines come back, each a mapping.
+@given(parts=SENT, leaves=st.sampled_from(["open", "shuts", "closes"]))
+def test_any_bytes_get_at_most_two_lines(parts: list[bytes], leaves: str) -> None:
+    """Any bytes, and a disconnect at any time, get at most two lines, each a mapping.
 
-    A verb is carried out for a whole request alone; the log has no fault.
+    A verb runs only for a complete request; no fault is logged.
     """
-    asked: list[bool] = []
+    calls: list[bool] = []
 
     async def tell(_: Any, *, loudly: bool = False) -> ControlReply:
-        asked.append(loudly)
+        calls.append(loudly)
         return ControlReply(0)
 
     async def converse() -> bytes:
@@ -327,20 +327,20 @@ def test_whatever_is_sent(parts: list[bytes], leaves: str) -> None:
         return b""
 
     with structlog.testing.capture_logs() as log:
-        said = trio.run(converse, clock=trio.testing.MockClock(autojump_threshold=0))
-    lines = [json.loads(line) for line in said.splitlines()]
+        received = trio.run(converse, clock=trio.testing.MockClock(autojump_threshold=0))
+    lines = [json.loads(line) for line in received.splitlines()]
     assert {line["event"] for line in log} <= {"control.accepted"}
     assert len(lines) <= 2
     assert all(isinstance(line, dict) for line in lines)
-    assert len(asked) == len(log) <= 1
-    assert all(type(each) is bool for each in asked)
+    assert len(calls) == len(log) <= 1
+    assert all(type(each) is bool for each in calls)
 
 
-# -- the side of the commands ------------------------------------------------------------------
+# -- the client --------------------------------------------------------------------------------
 
 
-def test_no_daemon(tmp_path: Path) -> None:
-    """No file, or one that nobody serves: said at once, with the path."""
+def test_an_unserved_socket_is_reported_as_no_daemon(tmp_path: Path) -> None:
+    """A missing or unserved socket is reported at once, with its path."""
     path = tmp_path / "s"
     with pytest.raises(NoDaemon, match=f"{path} does not exist"):
         send_request(path, ControlRequest("tell"))
@@ -370,10 +370,12 @@ def test_a_refusal_that_precedes_the_request_is_reported(
 
 
 @pytest.mark.parametrize("queue", ["empty", "full"])
-def test_a_daemon_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> None:
-    """A kept socket takes connections that nobody answers: no daemon, after the time that is told.
+def test_a_kept_socket_without_a_daemon_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    """A kept socket that no daemon serves is reported after the timeout, which is named.
 
-    Also where so many wait already that not even the connection is taken.
+    The same holds if its queue is full and the connection itself waits.
     """
     monkeypatch.setattr(client, "ACKNOWLEDGE_TIMEOUT", 0.3)
     path = tmp_path / "s"
@@ -385,16 +387,16 @@ def test_a_daemon_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             send_request(path, ControlRequest("tell"))
 
 
-async def test_a_daemon_that_takes_long(desk: Desk) -> None:
-    """After the acknowledgement the answer has a time of its own, and its end is told."""
+async def test_a_late_reply_times_out(harness: Harness) -> None:
+    """After the acknowledgement the reply has a timeout, whose end is reported."""
     with pytest.raises(
         RequestNotDone, match=r"no reply within 0.05 s: the daemon is still working"
     ):
-        await trio.to_thread.run_sync(send_request, desk.path, ControlRequest("wait"), 0.05)
+        await trio.to_thread.run_sync(send_request, harness.path, ControlRequest("wait"), 0.05)
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "why"),
+    ("received", "error", "why"),
     [
         (b"", NoDaemon, "was closed without a reply"),
         (b"hello\n", RequestNotDone, "malformed response"),
@@ -405,10 +407,10 @@ async def test_a_daemon_that_takes_long(desk: Desk) -> None:
         (b'{"accepted": "tell"}\n{"code": 0, "new": 1}\n', None, ""),
     ],
 )
-async def test_answers_of_another_version(
-    tmp_path: Path, said: bytes, error: type[Exception] | None, why: str
+async def test_replies_of_another_version(
+    tmp_path: Path, received: bytes, error: type[Exception] | None, why: str
 ) -> None:
-    """What is new in an answer is passed over; what is none is told, never a traceback."""
+    """Unknown fields of a reply are ignored; a malformed reply is an error with a reason."""
     path = tmp_path / "s"
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_control(path)))
     outcome: list[Any] = []
@@ -425,8 +427,8 @@ async def test_answers_of_another_version(
         nursery.start_soon(asks)
         async with await listener.accept() as stream:
             await stream.receive_some()
-            if said:
-                await stream.send_all(said)
+            if received:
+                await stream.send_all(received)
     if error is None:
         assert outcome == [ControlReply(0)]
     else:

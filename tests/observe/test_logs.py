@@ -266,7 +266,7 @@ def test_r1_a_source_recovers(make: Callable[..., Log]) -> None:
     log = make()
     source = log.logs.log.bind(controller="site", source="directory x")
     for _ in range(3):
-        source.warning("source.unavailable", reason="gone")
+        source.warning("source.unavailable", reason="missing")
     log.logs.report_recovery("site: directory x")
     logged = [(line["event"], line.get("repeated")) for line in log.lines()]
     assert logged == [("source.unavailable", None), ("fault.recovered", 2)]

@@ -1,4 +1,4 @@
-"""References to secrets: what shows of one, how it is read, and what is said where it cannot be."""
+"""References to credentials: their repr, reading their values, and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUE = "tok-Q7x9-secret"
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the manager has put one credential, ``token``."""
+    """A credentials directory with one credential, ``token``."""
     made = tmp_path / "credentials"
     made.mkdir()
     (made / "token").write_text(VALUE + "\n")
@@ -43,8 +43,8 @@ def why(name: str = "token") -> str:
     return str(caught.value)
 
 
-def test_a_secret_shows_its_name_alone(directory: Path) -> None:
-    """What is printed, compared, hashed or written down of a secret is the reference to it."""
+def test_a_secret_shows_only_its_name(directory: Path) -> None:
+    """Repr, comparison, hash and serialisation of a secret use its reference, not its value."""
     secret = Secret("token")
     assert secret.reveal() == VALUE
     assert (repr(secret), str(secret)) == ("Secret(credential='token')",) * 2
@@ -59,15 +59,17 @@ def test_a_secret_shows_its_name_alone(directory: Path) -> None:
     ("written", "text"),
     [(b"a b", "a b"), (b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b" a ", " a ")],
 )
-def test_one_line_end_is_no_part_of_a_text(directory: Path, written: bytes, text: str) -> None:
-    """reveal() leaves out the line end that an editor adds, and nothing else; bytes are all."""
+def test_one_trailing_newline_is_removed_from_a_text(
+    directory: Path, written: bytes, text: str
+) -> None:
+    """A text loses the newline that an editor appends, and nothing else; bytes are unchanged."""
     (directory / "token").write_bytes(written)
     assert Secret("token").reveal() == text
     assert Secret("token").reveal_bytes() == written
 
 
-def test_it_is_read_anew(directory: Path) -> None:
-    """Nothing keeps a value: the next use sees what is there then."""
+def test_each_use_reads_the_value(directory: Path) -> None:
+    """No value is cached: each use reads the file."""
     secret = Secret("token")
     secret.reveal()
     (directory / "token").write_text("the next")
@@ -75,8 +77,8 @@ def test_it_is_read_anew(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o440, 0o444])
-def test_its_mode_is_the_managers_affair(directory: Path, mode: int) -> None:
-    """Each version has modes of its own: none is refused."""
+def test_any_file_mode_is_accepted(directory: Path, mode: int) -> None:
+    """The modes of credentials differ between versions of systemd: all are accepted."""
     (directory / "token").chmod(mode)
     assert Secret("token").reveal() == VALUE
 
@@ -84,24 +86,28 @@ def test_its_mode_is_the_managers_affair(directory: Path, mode: int) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "/etc/shadow", "a:b", "a\nb", "é", "a" * 256]
 )
-def test_a_name_leads_nowhere_else(name: str) -> None:
-    """A name that could lead out of the directory, or be none for the manager, is refused."""
+def test_a_name_with_a_path_is_refused(name: str) -> None:
+    """A name that could leave the directory, or that the manager refuses, is refused."""
     with pytest.raises(ValueError, match="the name of a credential"):
         Secret(name)
 
 
-def test_what_is_not_there(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing credential, and a missing directory, are told with the line that brings it."""
-    told = "credential other was not passed in: write LoadCredential=other:/etc/credstore/other"
-    assert why("other").startswith(told)
+def test_a_missing_credential_is_an_error_with_a_remedy(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing credential or directory is an error that names the directive to add."""
+    expected = "credential other was not passed in: write LoadCredential=other:/etc/credstore/other"
+    assert why("other").startswith(expected)
     monkeypatch.delenv(VARIABLE)
-    assert why("other").startswith(told)
+    assert why("other").startswith(expected)
     monkeypatch.setenv(VARIABLE, str(directory / "nowhere"))
-    assert why("other").startswith(told)
+    assert why("other").startswith(expected)
 
 
-def test_what_cannot_be_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link, a directory, a pipe, too much and no text are told, and nothing is waited for."""
+def test_an_unreadable_credential_is_an_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link, a directory, a pipe, a large file and non-text are errors, without blocking."""
     (directory / "link").symlink_to(directory / "token")
     assert "cannot read credential link: Too many levels of symbolic links" in why("link")
     (directory / "inner").mkdir()
@@ -119,8 +125,10 @@ def test_what_cannot_be_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "$CREDENTIALS_DIRECTORY is 'credentials', which is not an absolute path" in why()
 
 
-def test_what_was_handed_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text of up to 64 KiB is given; what is binary, larger or no file is left out."""
+def test_all_credentials_are_read_for_redaction(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text of up to 64 KiB is returned; binary and larger files are left out."""
     (directory / "a").write_text("é")
     (directory / "b").write_bytes(b"\xff")
     (directory / "c").write_text("x" * 65536)
@@ -146,8 +154,8 @@ class Outer:
 
 
 @pytest.mark.usefixtures("directory")
-def test_secrets_are_found_where_they_stand() -> None:
-    """Every secret of an object is found with its path as it was written; of others none is."""
+def test_secrets_in_an_object_are_found_with_their_paths() -> None:
+    """Every secret in an object is found with its path as written in the configuration."""
     value = Outer(
         Secret("a"), {"x": "text", "y": Secret("b")}, (Inner(Secret("token")), Inner(Secret("c")))
     )
@@ -162,8 +170,8 @@ def test_secrets_are_found_where_they_stand() -> None:
     assert unavailable_reason(Inner(Secret("token"))) == ""
 
 
-def test_what_refers_to_itself_has_an_end() -> None:
-    """An object that contains itself does not keep the search busy for ever."""
+def test_a_cyclic_object_is_searched_once() -> None:
+    """The search in an object that contains itself ends."""
     loop: dict[str, Any] = {"secret": Secret("a")}
     loop["loop"] = loop
     assert {secret for _, secret in secrets_in(loop)} == {Secret("a")}

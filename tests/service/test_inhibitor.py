@@ -1,4 +1,4 @@
-"""The delay lock over D-Bus, against a bus and a logind that the test plays itself."""
+"""The delay lock over D-Bus, against a simulated bus and logind."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ Answer = Callable[["Peer", Message], Awaitable[None]]
 
 @attrs.define(eq=False)
 class Peer:
-    """The bus with logind behind it, for each connection that comes."""
+    """A simulated bus with logind; serve() handles one connection."""
 
     address: Path
     preparing: bool = False
-    # What the greeting is answered with, by the first letters; None: with nothing.
+    # The replies to the greeting, by its first letters; None: no reply.
     greeting: dict[bytes, bytes | None] = attrs.field(factory=lambda: dict(GREETING))
-    # Calls that are answered in another way than usual, by their member.
+    # Replies that replace usual(), by the member of the call.
     answers: dict[str, Answer] = attrs.field(factory=dict)
     calls: list[Message] = attrs.field(factory=list)
-    # The other ends of the locks that were given.
+    # The other ends of the locks sent.
     ends: list[int] = attrs.field(factory=list)
     connection: DBusConnection | None = None
-    # The descriptor of its own end of the newest connection.
+    # The descriptor of its end of the newest connection.
     number: int = -1
 
     async def serve(self, stream: trio.SocketStream) -> None:
@@ -92,7 +92,7 @@ class Peer:
         await self.send(new_method_return(call, signature, body))
 
     async def usual(self, call: Message) -> None:
-        """As bus and logind answer."""
+        """Reply as the bus and logind do."""
         member = member_of(call)
         if member == "Hello":
             await self.reply(call, "s", ":1.7")
@@ -112,7 +112,7 @@ class Peer:
         await self.send(new_signal(MANAGER, "PrepareForShutdown", "b", (coming,)))
 
     def released(self) -> bool:
-        """Whether the lock given last is held by nobody any more."""
+        """Whether no process holds the last lock any more."""
         os.set_blocking(self.ends[-1], False)
         try:
             return os.read(self.ends[-1], 1) == b""
@@ -126,7 +126,7 @@ def member_of(message: Message) -> str:
 
 @pytest.fixture
 async def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Peer]:
-    """A bus at the address of the system's."""
+    """A bus at the address of the system bus."""
     monkeypatch.setattr(inhibitor, "CONNECT_TIMEOUT", 0.5)
     monkeypatch.setattr(inhibitor, "CALL_TIMEOUT", 0.5)
     address = tmp_path / "bus"
@@ -150,8 +150,8 @@ def open_files() -> set[int]:
     return {int(Path(each).name) for each in listed if Path(each).is_symlink()}
 
 
-async def test_a_lock_is_what_logind_takes_for_one(peer: Peer) -> None:
-    """It delays a shutdown and nothing else, and ends when it is let go, and not before."""
+async def test_a_lock_delays_a_shutdown(peer: Peer) -> None:
+    """The lock delays a shutdown only, and ends when it is released, not before."""
     logind = await Logind.connect()
     lock = await logind.inhibit("reconciled", "why")
     assert peer.calls[-1].body == ("shutdown", "reconciled", "why", "delay")
@@ -164,7 +164,7 @@ async def test_a_lock_is_what_logind_takes_for_one(peer: Peer) -> None:
 
 
 async def test_programs_do_not_inherit_a_lock(peer: Peer) -> None:
-    """The descriptor of a lock is closed in every program that is started meanwhile."""
+    """The descriptor of a lock is closed in every program that is started."""
     logind = await Logind.connect()
     before = open_files()
     lock = await logind.inhibit("reconciled", "why")
@@ -175,8 +175,8 @@ async def test_programs_do_not_inherit_a_lock(peer: Peer) -> None:
     logind.close()
 
 
-async def test_what_is_asked(peer: Peer) -> None:
-    """preparing() and delay_max() are what logind says, in seconds; nobody is started for it."""
+async def test_properties_are_read_without_activation(peer: Peer) -> None:
+    """State and delay are the properties of logind, read without activating it."""
     logind = await Logind.connect()
     assert await logind.is_preparing_for_shutdown() is False
     peer.preparing = True
@@ -187,8 +187,8 @@ async def test_what_is_asked(peer: Peer) -> None:
     logind.close()
 
 
-async def test_a_signal_is_a_hint(peer: Peer) -> None:
-    """A signal, whoever sent it, ends the wait and is not believed: logind is asked."""
+async def test_a_signal_is_verified(peer: Peer) -> None:
+    """A signal from any sender ends the wait, but its content is not used: logind is asked."""
     logind = await Logind.connect()
     await peer.prepare_signal(coming=True)
     await logind.wait_changed()
@@ -199,8 +199,8 @@ async def test_a_signal_is_a_hint(peer: Peer) -> None:
     logind.close()
 
 
-async def test_a_signal_in_the_midst_of_a_call_is_kept(peer: Peer) -> None:
-    """What comes while an answer is waited for ends the next wait."""
+async def test_a_signal_during_a_call_is_kept(peer: Peer) -> None:
+    """A signal that arrives before the reply of a call ends the next wait."""
 
     async def after_a_signal(peer: Peer, call: Message) -> None:
         await peer.prepare_signal(coming=True)
@@ -215,8 +215,8 @@ async def test_a_signal_in_the_midst_of_a_call_is_kept(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("size", [inhibitor.LARGEST, 4 << 20])
-async def test_what_is_too_long_passes_by(peer: Peer, size: int) -> None:
-    """A huge signal, which every local user can send, is not read; nor are its descriptors kept."""
+async def test_a_huge_message_is_skipped(peer: Peer, size: int) -> None:
+    """A huge signal, which any local user can send, is skipped, and its descriptors closed."""
     logind = await Logind.connect()
     ours, theirs = os.pipe()
     huge = new_signal(MANAGER, "PrepareForShutdown", "ayh", (b"x" * size, theirs))
@@ -244,10 +244,10 @@ async def test_what_is_too_long_passes_by(peer: Peer, size: int) -> None:
         ((), True),
     ],
 )
-async def test_a_new_logind_is_asked(
+async def test_a_restart_of_logind_ends_the_wait(
     peer: Peer, body: tuple[str, ...], *, ends_the_wait: bool
 ) -> None:
-    """A logind that comes anew is asked, one that goes is not; nothing malformed does harm."""
+    """The start of logind ends the wait, its end does not; a malformed signal ends it too."""
     logind = await Logind.connect()
     await peer.send(new_signal(BUS, "NameOwnerChanged", "s" * len(body) or None, body))
     with trio.move_on_after(0.1) as waiting:
@@ -256,8 +256,8 @@ async def test_a_new_logind_is_asked(
     logind.close()
 
 
-async def test_it_listens_before_it_asks(peer: Peer) -> None:
-    """Both signals are ordered when connect() is back: no announcement is missed after it."""
+async def test_signals_are_subscribed_by_connect(peer: Peer) -> None:
+    """Both signals are subscribed when connect() returns: no later one is missed."""
     logind = await Logind.connect()
     rules = [str(call.body[0]) for call in peer.calls if member_of(call) == "AddMatch"]
     assert len(rules) == 2
@@ -303,8 +303,10 @@ async def silent(_: Peer, __: Message) -> None:
     ],
     ids=["denied", "ask", "absent", "busy", "closing", "garbling", "silent"],
 )
-async def test_a_call_that_fails_says_why(peer: Peer, answer: Answer, says: str) -> None:
-    """However a call fails, it is one error with what is wrong, and soon."""
+async def test_a_failed_call_is_one_error_with_a_reason(
+    peer: Peer, answer: Answer, says: str
+) -> None:
+    """Each failure of a call is LogindUnreachable with a reason, within the timeout."""
     before = open_files()
     logind = await Logind.connect()
     peer.answers["Inhibit"] = answer
@@ -316,7 +318,7 @@ async def test_a_call_that_fails_says_why(peer: Peer, answer: Answer, says: str)
 
 
 async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
-    """Whoever waits for a change hears of the end of the connection."""
+    """The end of the connection ends a wait for a change with an error."""
     logind = await Logind.connect()
     assert peer.connection is not None
     peer.connection.socket.close()
@@ -335,10 +337,10 @@ async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
         (b"NEGO", b"", "closed the connection during the authentication"),
     ],
 )
-async def test_a_greeting_that_fails_says_why(
+async def test_a_failed_greeting_is_one_error_with_a_reason(
     peer: Peer, word: bytes, answer: bytes | None, says: str
 ) -> None:
-    """However the bus fails to greet, it is one error, soon, and nothing stays open."""
+    """Each failure of the greeting is one error, within the timeout, and closes the socket."""
     peer.greeting[word] = answer
     before = open_files()
     with trio.fail_after(2), pytest.raises(LogindUnreachable, match=says):
@@ -348,15 +350,15 @@ async def test_a_greeting_that_fails_says_why(
     assert open_files() - before <= {peer.number}
 
 
-async def test_hello_is_not_waited_for_for_ever(peer: Peer) -> None:
-    """A bus that is silent after its greeting is given up as well."""
+async def test_hello_times_out(peer: Peer) -> None:
+    """A bus that does not reply to Hello is an error after the timeout."""
     peer.answers["Hello"] = silent
     with trio.fail_after(2), pytest.raises(LogindUnreachable, match="does not answer"):
         await Logind.connect()
 
 
-async def test_a_bus_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No socket means no bus at all; one that nobody serves is a bus that fails."""
+async def test_a_missing_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing socket means that there is no bus; an unserved one is an error."""
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/bus")
     with pytest.raises(FileNotFoundError, match="no system bus"):
         await Logind.connect()
@@ -367,8 +369,10 @@ async def test_a_bus_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("address", ["tcp:host=x,port=1", "nonsense", "unix:tmpdir=/x"])
-async def test_an_address_of_no_use(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that cannot be used is one error."""
+async def test_an_unusable_address_is_an_error(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address that cannot be used is one error with a reason."""
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
     with pytest.raises(LogindUnreachable, match="no connection to the system bus"):
         await Logind.connect()

@@ -1,4 +1,4 @@
-"""What the service manager gets to hear, seen at its end of the socket."""
+"""Messages to the service manager, received at its end of the socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reconciled.service.notify import LONGEST, Notifier
 
 @attrs.define(eq=False)
 class Manager:
-    """The other end."""
+    """The manager's end of the socket."""
 
     written: str
     socket: socket.socket
@@ -36,7 +36,7 @@ class Manager:
         return self.made[-1]
 
     def heard(self) -> list[str]:
-        """Every message so far, and no more of it."""
+        """All messages in the queue, each once."""
         messages = []
         while True:
             try:
@@ -58,7 +58,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
-    """Each call is one message, and each field of it one line as sd_notify(3) has it."""
+    """Each call is one message, and each field one line, as in sd_notify(3)."""
     notifier = manager.notifier()
     assert notifier.notify(READY=1, STATUS="ready: 3 keys → done")
     assert notifier.set_status("draining")
@@ -71,15 +71,15 @@ def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
 
 
 def test_an_abstract_socket_is_reached() -> None:
-    """A name that begins with @ is one without a file."""
+    """A name that begins with @ is an abstract socket, without a file."""
     manager = Manager.at(f"@reconciled-{os.getpid()}-{time.monotonic_ns()}")
     assert manager.notifier().notify(READY=1)
     assert manager.heard() == ["READY=1\n"]
     manager.close()
 
 
-def test_an_at_sign_within_a_path_is_one(tmp_path: Path) -> None:
-    """Only in front it stands for a name without a file: a directory may be called user@1."""
+def test_an_at_sign_within_a_path_is_literal(tmp_path: Path) -> None:
+    """An @ is special only as the first character: a directory may be named user@1."""
     (tmp_path / "user@1").mkdir()
     manager = Manager.at(str(tmp_path / "user@1/notify"))
     assert manager.notifier().notify(READY=1)
@@ -91,27 +91,27 @@ def test_an_at_sign_within_a_path_is_one(tmp_path: Path) -> None:
     "written",
     ["", "/nowhere/notify", "relative", "@", "/" + "x" * 300, "/a\0b", "vsock:", "vsock:a:b"],
 )
-def test_without_a_manager_nothing_is_said(written: str) -> None:
-    """Where nobody can be told, each method answers False, and none raises."""
+def test_without_a_manager_no_message_is_sent(written: str) -> None:
+    """Without a usable socket each method returns False, and none raises."""
     with contextlib.closing(Notifier.from_environ({"NOTIFY_SOCKET": written})) as notifier:
         assert not notifier.notify(READY=1)
         assert not notifier.store_fd("http", 0)
         assert not notifier.remove_fd("http")
 
 
-def test_without_variables_nobody_is_there() -> None:
-    """A process that no manager has started knows it."""
+def test_without_variables_there_is_no_manager() -> None:
+    """A process that no manager has started finds no manager."""
     assert not Notifier.from_environ({}).present
 
 
-def test_a_message_to_a_host_that_does_not_answer_is_given_up(
+def test_a_message_to_a_host_that_does_not_reply_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A virtual machine's host is connected to within a bound, and done without where it fails."""
+    """Connecting to the host of a virtual machine has a timeout, and a failure is ignored."""
     seen: list[object] = []
 
-    class Deaf(socket.socket):
-        def __new__(cls, *_: object) -> Self:  # the kernel need not know the family
+    class TimingOut(socket.socket):
+        def __new__(cls, *_: object) -> Self:  # the kernel need not support the family
             return super().__new__(cls)
 
         def __init__(self, family: int, kind: int) -> None:
@@ -122,14 +122,14 @@ def test_a_message_to_a_host_that_does_not_answer_is_given_up(
             seen.append((address, self.gettimeout()))
             raise TimeoutError
 
-    monkeypatch.setattr(socket, "socket", Deaf)
+    monkeypatch.setattr(socket, "socket", TimingOut)
     notifier = Notifier.from_environ({"NOTIFY_SOCKET": "vsock:2:1234"})
     assert seen == [(socket.AF_VSOCK, socket.SOCK_SEQPACKET), ((2, 1234), 0.25)]
     assert not notifier.present
 
 
 def test_the_variables_leave_the_environment(manager: Manager) -> None:
-    """No program can inherit what is meant for the daemon; everything else stays."""
+    """The manager's variables are removed from the environment; all others are kept."""
     environ = {"NOTIFY_SOCKET": manager.written, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
     environ |= {"PATH": "/bin"}
     Notifier.from_environ(environ).close()
@@ -150,8 +150,8 @@ WATCHED = {
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_the_watchdog_is_ours_only(manager: Manager, case: str) -> None:
-    """Whom the manager watches is told by the process id beside the time."""
+def test_the_watchdog_applies_to_its_process_only(manager: Manager, case: str) -> None:
+    """WATCHDOG_USEC applies only to the process that WATCHDOG_PID names."""
     usec, pid, expected = WATCHED[case]
     assert manager.notifier(WATCHDOG_USEC=usec, WATCHDOG_PID=pid).watchdog_s == expected
 
@@ -160,7 +160,7 @@ def test_the_watchdog_is_ours_only(manager: Manager, case: str) -> None:
     "text", ["a\nREADY=1", "a\rb", "a\0b", "a\x1b[1mb", "a\u2028b", "half \ud800 pair"]
 )
 def test_text_stays_one_line(manager: Manager, text: str) -> None:
-    """Whatever is in a text, it cannot become a message of its own, nor end this one."""
+    """No text can add a field to its message or end the message."""
     assert manager.notifier().set_status(text)
     (message,) = manager.heard()
     assert message.count("\n") == 1
@@ -169,7 +169,7 @@ def test_text_stays_one_line(manager: Manager, text: str) -> None:
 
 
 def test_long_text_is_cut_between_characters(manager: Manager) -> None:
-    """The manager ignores a message above 4 KiB: a long text loses its end, not its validity."""
+    """The manager ignores messages above 4 KiB: a long text is cut, and stays valid UTF-8."""
     assert manager.notifier().set_status("ü→" * 4000)
     value = manager.heard()[0].removeprefix("STATUS=").removesuffix("\n")
     assert len(value.encode()) <= LONGEST
@@ -178,7 +178,7 @@ def test_long_text_is_cut_between_characters(manager: Manager) -> None:
 
 
 def test_a_full_socket_refuses_without_waiting(manager: Manager) -> None:
-    """A manager that does not read costs no time: the message is refused, and told as such."""
+    """A message to a manager that does not read is dropped without blocking: False."""
     notifier = manager.notifier()
     sent = 0
     while notifier.notify(WATCHDOG=1):
@@ -190,7 +190,7 @@ def test_a_full_socket_refuses_without_waiting(manager: Manager) -> None:
 
 
 def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
-    """store() hands the descriptor itself over, under its name; remove() names it again."""
+    """The descriptor itself is sent with FDSTORE and its name; FDSTOREREMOVE has the name."""
     read, write = os.pipe()
     notifier = manager.notifier()
     assert notifier.store_fd("http", write)
@@ -207,14 +207,14 @@ def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
 
 @pytest.mark.parametrize("name", ["", "a:b", "a\nb", "ü", "x" * 256])
 def test_names_that_the_manager_ignores_are_not_sent(manager: Manager, name: str) -> None:
-    """A name that the manager would not take is refused here, where somebody hears of it."""
+    """A name that the manager would silently ignore is refused by the notifier."""
     assert not manager.notifier().store_fd(name, 0)
     assert not manager.notifier().remove_fd(name)
     assert manager.heard() == []
 
 
-def test_a_closed_descriptor_is_no_fault(manager: Manager) -> None:
-    """A descriptor that does not exist is refused without an error."""
+def test_a_closed_descriptor_is_refused(manager: Manager) -> None:
+    """A descriptor that does not exist is refused without an exception."""
     read, write = os.pipe()
     os.close(read)
     os.close(write)
@@ -222,7 +222,7 @@ def test_a_closed_descriptor_is_no_fault(manager: Manager) -> None:
 
 
 def test_programs_do_not_inherit_the_socket(manager: Manager) -> None:
-    """The socket is closed in whatever is executed."""
+    """The socket is closed in every program that is executed."""
     notifier = manager.notifier()
     assert notifier._socket is not None
     assert not notifier._socket.get_inheritable()

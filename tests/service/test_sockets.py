@@ -1,4 +1,4 @@
-"""What a manager hands down: taken by name, owned by one, and never inherited."""
+"""Sockets passed by the manager: taken by name, each by one owner, and never inherited."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ BASE = 800
 
 @pytest.fixture(autouse=True)
 def descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], int]]:
-    """Puts descriptors where a manager puts them; they are gone afterwards."""
+    """Passes descriptors from number 3 on, as a manager does, and closes them afterwards."""
     monkeypatch.setattr(sockets, "LISTEN_FDS_START", BASE)
     count = 0
 
-    def hand_down(fd: int) -> int:
+    def pass_down(fd: int) -> int:
         nonlocal count
         os.dup2(fd, BASE + count, inheritable=True)
         count += 1
         return BASE + count - 1
 
-    yield hand_down
+    yield pass_down
     for fd in range(BASE, BASE + count):
         try:
             os.close(fd)
@@ -49,8 +49,8 @@ def environment(count: int, names: str | None = None, pid: int | None = None) ->
     return told if names is None else told | {"LISTEN_FDNAMES": names, "LISTEN_PIDFDID": "7"}
 
 
-def test_sockets_come_by_their_names(descriptors: Callable[[int], int]) -> None:
-    """Two of one name come in their order; each is taken once."""
+def test_sockets_are_taken_by_name(descriptors: Callable[[int], int]) -> None:
+    """Sockets of one name are in their order; each is taken once."""
     with listening() as one, listening() as two, listening() as three:
         for each in (one, two, three):
             descriptors(each.fileno())
@@ -69,8 +69,8 @@ def test_sockets_come_by_their_names(descriptors: Callable[[int], int]) -> None:
             each.close()
 
 
-def test_nothing_of_it_is_inherited(descriptors: Callable[[int], int]) -> None:
-    """The variables leave the environment, and the descriptors are closed on exec."""
+def test_programs_inherit_neither_sockets_nor_variables(descriptors: Callable[[int], int]) -> None:
+    """The variables are removed from the environment, and the descriptors close on exec."""
     environ = environment(1, "x")
     with listening() as one:
         fd = descriptors(one.fileno())
@@ -95,10 +95,10 @@ def test_nothing_of_it_is_inherited(descriptors: Callable[[int], int]) -> None:
         {},
     ],
 )
-def test_what_is_not_meant_for_us_is_left(
+def test_sockets_of_another_process_are_left_alone(
     descriptors: Callable[[int], int], environ: dict[str, str]
 ) -> None:
-    """Another process's variables, or garbage: no descriptor is touched, the variables go."""
+    """With another process's or malformed variables no descriptor is touched."""
     environ = dict(environ)
     with listening() as one:
         fd = descriptors(one.fileno())
@@ -109,8 +109,8 @@ def test_what_is_not_meant_for_us_is_left(
         assert environ.keys() <= {"OTHER"}
 
 
-def test_what_nobody_takes_is_closed_and_named(descriptors: Callable[[int], int]) -> None:
-    """Unknown names, and what is no listening stream under a known one; closed, and named once."""
+def test_unknown_sockets_are_closed_and_named(descriptors: Callable[[int], int]) -> None:
+    """Sockets with unknown names, and those that do not listen, are closed and named once."""
     read, write = os.pipe()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, socket.socket() as idle:
         fds = [descriptors(fd) for fd in (datagrams.fileno(), read, idle.fileno(), write)]
@@ -124,8 +124,8 @@ def test_what_nobody_takes_is_closed_and_named(descriptors: Callable[[int], int]
     os.close(write)
 
 
-def test_without_names(descriptors: Callable[[int], int]) -> None:
-    """A manager that gives no names gives sockets that nobody knows."""
+def test_sockets_without_names_are_unknown(descriptors: Callable[[int], int]) -> None:
+    """Sockets that the manager passes without names are unknown, and closed."""
     with listening() as one:
         descriptors(one.fileno())
         assert InheritedSockets.from_environ(environment(1)).close_rest() == ["unknown"]
@@ -134,25 +134,30 @@ def test_without_names(descriptors: Callable[[int], int]) -> None:
 WRITTEN = st.one_of(
     st.integers(-2, 10**6).map(str),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
-    st.binary().map(lambda data: data.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
+    st.binary().map(lambda data: data.reposition(b"\0", b"").decode("utf-8", "surrogateescape")),
     st.lists(st.sampled_from(["control", "kept-http", "", "\udcff", "a" * 300])).map(":".join),
 )
 
 
 @settings(deadline=None)
 @given(count=WRITTEN, names=WRITTEN, ours=st.booleans(), kinds=st.lists(st.integers(0, 3)))
-def test_whatever_is_written_there(count: str, names: str, ours: bool, kinds: list[int]) -> None:  # noqa: FBT001 - drawn
-    """Any words in the variables, and descriptors of any kind: nothing raises, nothing stays open.
+def test_any_variables_and_descriptors_are_accepted(
+    count: str,
+    names: str,
+    ours: bool,  # noqa: FBT001 - drawn
+    kinds: list[int],
+) -> None:
+    """Any variables and descriptors of any kind raise nothing and leave nothing open.
 
-    Descriptors beyond those that were handed down are never touched.
+    Descriptors beyond the passed ones are never touched.
     """
     fds: list[int] = []
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as closing:
         patched.setattr(sockets, "LISTEN_FDS_START", BASE)
-        for place, kind in enumerate(kinds):
+        for position, kind in enumerate(kinds):
             opened = closing.enter_context(OPEN[kind]())
-            os.dup2(opened.fileno(), BASE + place, inheritable=True)
-            fds.append(BASE + place)
+            os.dup2(opened.fileno(), BASE + position, inheritable=True)
+            fds.append(BASE + position)
         environ = {"LISTEN_FDS": count, "LISTEN_FDNAMES": names, "LISTEN_PID": "1"}
         environ |= {"LISTEN_PID": str(os.getpid())} if ours else {}
         inherited = InheritedSockets.from_environ(environ)

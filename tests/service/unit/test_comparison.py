@@ -1,4 +1,4 @@
-"""What of a unit does not fit a stop, and that what is said to be written puts it right."""
+"""Findings about a unit that does not fit the stop budget, and their remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reconciled.service.unit.findings import Finding, Severity, format_timespan
 
 LIMITS = StopLimits()  # 20 s, 5 min, 5 s: a budget of 308 s
 REAP = ("reconciled", "reap", "--wait=5m", "--term=30s")
-# The unit that we ship, on a machine that waits for the drain.
+# The shipped unit, on a machine that waits for the drain.
 GOOD = UnitFacts(
     name="reconciled.service",
     source="bus",
@@ -54,33 +54,33 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         {"kill_mode": "control-group", "exec_stop_post": ()},
         "a stop kills helm",
     ),
-    "nobody": ("KillMode", {"kill_mode": "none"}, "leaves the daemon itself running"),
+    "none": ("KillMode", {"kill_mode": "none"}, "leaves the daemon itself running"),
     "no reaper": ("ExecStopPost", {"exec_stop_post": ()}, "nothing ends them"),
     "others": ("ExecStopPost", {"exec_stop_post": (("logger", "x"),)}, "nothing ends them"),
-    "hasty": (
+    "short wait": (
         "ExecStopPost",
         {"exec_stop_post": ((*REAP[:2], "--wait", "1m"),)},
         "below stop.critical",
     ),
-    "patient": ("ExecStopPost", {"exec_stop_post": (REAP[:2],)}, "--term=30s may take longer"),
+    "default wait": ("ExecStopPost", {"exec_stop_post": (REAP[:2],)}, "--term=30s may take longer"),
     "unwatched": ("WatchdogSec", {"watchdog": 0.0}, "lasts for ever"),
-    "unheard": ("NotifyAccess", {"notify_access": "none"}, "ignores the daemon"),
+    "no access": ("NotifyAccess", {"notify_access": "none"}, "ignores the daemon"),
     "simple": ("NotifyAccess", {"notify_access": "none", "type": "simple"}, "set Type=notify and"),
-    "reaper unheard": ("NotifyAccess", {"notify_access": "main"}, "ignores `reconciled"),
-    "gone": (
+    "no access of the reaper": ("NotifyAccess", {"notify_access": "main"}, "ignores `reconciled"),
+    "no restart": (
         "Restart",
         {"restart": "no", "restart_prevent_exit_status": frozenset()},
         "are not recovered",
     ),
-    "again": (
+    "exit code 78": (
         "RestartPreventExitStatus",
         {"restart_prevent_exit_status": frozenset({2})},
         "lacks 78",
     ),
-    "for good": ("StartLimitIntervalSec", {"start_limit_interval": 10.0}, "5 crashes in a row"),
+    "start limit": ("StartLimitIntervalSec", {"start_limit_interval": 10.0}, "5 crashes in a row"),
     "all or none": ("OOMPolicy", {"oom_policy": "stop"}, "the whole service is stopped"),
-    "immortal": ("SendSIGKILL", {"send_sigkill": False}, "the next start is refused"),
-    "unread": ("NeedDaemonReload", {"need_daemon_reload": True}, "systemctl daemon-reload"),
+    "no SIGKILL": ("SendSIGKILL", {"send_sigkill": False}, "the next start is refused"),
+    "not reloaded": ("NeedDaemonReload", {"need_daemon_reload": True}, "systemctl daemon-reload"),
     "cut drain": ("InhibitDelayMaxSec", {"inhibit_delay": 5.0}, "below stop.drain (20s) plus"),
     "inside": (
         "ListenStream",
@@ -96,13 +96,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def only(facts: UnitFacts, limits: StopLimits = LIMITS) -> Finding:
-    """The one finding that there is."""
+    """The only finding."""
     (finding,) = find_mismatches(facts, limits)
     return finding
 
 
 def written(facts: UnitFacts, finding: Finding) -> UnitFacts:
-    """*facts* with the finding's remedy in place, as the manager would read it."""
+    """*facts* after the finding's remedy, as the manager reads it."""
     remedy = finding.remedy
     assert remedy is not None
     if not remedy.path:
@@ -144,18 +144,18 @@ def _read(facts: UnitFacts, changes: dict[str, Any], name: str, value: str) -> d
 
 
 def test_the_shipped_unit_fits() -> None:
-    """Of the unit as it is shipped there is nothing to say."""
+    """The shipped unit has no finding."""
     assert find_mismatches(GOOD, LIMITS) == ()
 
 
-def test_what_could_not_be_read_is_passed_over() -> None:
-    """A unit of which nothing is known has no findings: None is no value."""
+def test_unknown_facts_give_no_finding() -> None:
+    """A unit whose facts are all unknown (None) has no findings."""
     assert find_mismatches(UnitFacts("x.service", "environment"), LIMITS) == ()
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_each_misfit_is_named(case: str) -> None:
-    """Each directive that does harm is one finding, with its name and what it does."""
+    """Each wrong directive is one finding, with its name and its effect."""
     directive, changes, part = BAD[case]
     finding = only(attrs.evolve(GOOD, **changes))
     assert finding.directive == directive
@@ -165,8 +165,8 @@ def test_each_misfit_is_named(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_to_be_written_puts_it_right(case: str) -> None:
-    """With the remedy in place there is nothing to say any more, and the file is a drop-in."""
+def test_each_remedy_corrects_its_finding(case: str) -> None:
+    """With the remedy the finding disappears, and its file is a drop-in."""
     _, changes, _ = BAD[case]
     facts = attrs.evolve(GOOD, **changes)
     finding = only(facts)
@@ -180,13 +180,13 @@ def test_what_is_to_be_written_puts_it_right(case: str) -> None:
 
 
 def test_the_limit_covers_the_budget_and_ten_percent() -> None:
-    """From 338.8 s on the budget of 308 s fits, and not below."""
+    """A limit of 338.8 s or more fits the budget of 308 s, a lower one does not."""
     assert find_mismatches(attrs.evolve(GOOD, timeout_stop=338.8), LIMITS) == ()
     assert only(attrs.evolve(GOOD, timeout_stop=338.7)).severity is Severity.FAULT
 
 
-def test_a_shutdown_waits_a_second_longer_than_the_drain() -> None:
-    """The lock is given back a second before logind would stop waiting: that is not drain."""
+def test_the_shutdown_delay_must_exceed_the_drain_by_a_second() -> None:
+    """The lock is released a second before logind's limit: that second is not drain."""
     assert find_mismatches(attrs.evolve(GOOD, inhibit_delay=21.0), LIMITS) == ()
     finding = only(attrs.evolve(GOOD, inhibit_delay=20.5))
     assert finding.remedy is not None
@@ -194,7 +194,7 @@ def test_a_shutdown_waits_a_second_longer_than_the_drain() -> None:
 
 
 def test_short_budgets_get_short_limits() -> None:
-    """What is to be set covers the reaper as well, and is rounded to 5 s where it is short."""
+    """The proposed limit covers the reaper, and is rounded to 5 s if it is short."""
     limits = StopLimits(drain=1.0, critical=6.0, cleanup=0.5)
     reap = (("reconciled", "reap", "--wait=6s", "--term=2s"),)
     facts = attrs.evolve(GOOD, timeout_stop=10.0, exec_stop_post=reap)
@@ -205,13 +205,13 @@ def test_short_budgets_get_short_limits() -> None:
 
 
 def test_mixed_is_a_choice() -> None:
-    """KillMode=mixed is noted with its price and is neither fault nor advice."""
+    """KillMode=mixed gives a note with its consequence, neither a fault nor advice."""
     finding = only(attrs.evolve(GOOD, kill_mode="mixed", exec_stop_post=(), notify_access="main"))
     assert (finding.severity, finding.remedy) == (Severity.NOTE, None)
 
 
-def test_a_start_limit_that_cannot_be_met_is_none() -> None:
-    """Five starts in 10 s, with 2.5 s between them, are never reached."""
+def test_a_start_limit_that_cannot_be_reached_gives_no_finding() -> None:
+    """Five starts in 10 s cannot be reached with 2.5 s between starts."""
     assert (
         find_mismatches(attrs.evolve(GOOD, start_limit_interval=10.0, restart_delay=2.5), LIMITS)
         == ()
@@ -219,7 +219,7 @@ def test_a_start_limit_that_cannot_be_met_is_none() -> None:
 
 
 def test_a_budget_beyond_a_power_off_has_no_drop_in() -> None:
-    """Where no limit would fit before a power-off is forced, the budget is what has to change."""
+    """If no limit fits before a forced power-off, the finding asks for a smaller budget."""
     limits = StopLimits(critical=3600.0)
     reap = (("reconciled", "reap", "--wait=1h", "--term=30s"),)
     finding = only(attrs.evolve(GOOD, timeout_stop=4200.0, exec_stop_post=reap), limits)
@@ -227,16 +227,16 @@ def test_a_budget_beyond_a_power_off_has_no_drop_in() -> None:
     assert finding.remedy is None
 
 
-def test_what_others_wrote_is_not_taken_away() -> None:
-    """A reaper beside other commands gets no drop-in that would empty the list."""
+def test_a_remedy_keeps_other_commands() -> None:
+    """A reaper beside other commands gets no drop-in, which would empty the list."""
     facts = attrs.evolve(
         GOOD, exec_stop_post=(("logger", "x"), ("reconciled", "reap", "--wait=1m"))
     )
     assert only(facts).remedy is None
 
 
-def test_the_reaper_is_called_as_the_daemon_is() -> None:
-    """The command to write has the unit's own program, and nothing that the manager expands."""
+def test_the_reaper_uses_the_daemons_program() -> None:
+    """The proposed command has the unit's program, with specifiers escaped."""
     facts = attrs.evolve(GOOD, exec_stop_post=(), exec_start=(("/opt/100% $x/reconciled", "run"),))
     remedy = only(facts).remedy
     assert remedy is not None
@@ -244,8 +244,8 @@ def test_the_reaper_is_called_as_the_daemon_is() -> None:
     assert line in remedy.text.splitlines()
 
 
-def test_a_users_unit_has_its_own_place() -> None:
-    """For a user's own manager the drop-in lies below its home, and that manager is told."""
+def test_a_user_units_remedy_is_below_the_home() -> None:
+    """For a user manager the drop-in is below the home, and the command has --user."""
     remedy = only(attrs.evolve(GOOD, is_user_unit=True, timeout_stop=1.0)).remedy
     assert remedy is not None
     assert remedy.path.startswith("~/.config/systemd/user/reconciled.service.d/")
@@ -253,19 +253,19 @@ def test_a_users_unit_has_its_own_place() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    """What refuses a start stands before advice, and advice before notes."""
+    """Faults come before advice, and advice before notes."""
     facts = attrs.evolve(GOOD, timeout_stop=1.0, kill_mode="mixed", watchdog=0.0)
     assert [each.severity for each in find_mismatches(facts, LIMITS)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 5.0, 90.0, 360.0, 5400.0, math.inf])
-def test_spans_are_what_the_manager_reads(seconds: float) -> None:
-    """A time is written so that it reads back as the same."""
+def test_spans_are_read_back_unchanged(seconds: float) -> None:
+    """A written duration is parsed as the same number of seconds."""
     assert seconds_of(parse_timespan(format_timespan(seconds))) == seconds
 
 
-def test_reap_reads_what_is_written_for_it() -> None:
-    """The reaper's options in a remedy are durations as the reaper itself takes them."""
+def test_reap_accepts_the_options_of_a_remedy() -> None:
+    """The durations in the options of a remedy are valid for the reaper."""
     limits = StopLimits(critical=5400.0)
     findings = find_mismatches(attrs.evolve(GOOD, timeout_stop=7200.0), limits)
     texts = [each.remedy.text for each in findings if each.remedy]

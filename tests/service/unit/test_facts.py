@@ -1,4 +1,4 @@
-"""What is known of a unit: from the bus, from systemctl, and what our control group says of us."""
+"""The facts of a unit, from the bus and from systemctl, and the unit of a control group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reconciled.service.unit.query import Membership, membership
 from reconciled.service.unit.systemctl import parse_show_output
 
 FOREVER = 2**64 - 1
-# As the bus of systemd 252 says it of the shipped unit.
+# The properties of the shipped unit, from the bus of systemd 252.
 BUS: dict[str, Any] = {
     "Id": "reconciled.service",
     "LoadState": "loaded",
@@ -51,7 +51,7 @@ BUS: dict[str, Any] = {
     "LogsDirectory": [],
     "RuntimeDirectory": ["reconciled:link"],
 }
-# The same by `systemctl show`.
+# The same properties, by `systemctl show`.
 SHOWN = """\
 Type=notify
 Restart=always
@@ -90,13 +90,13 @@ StartLimitBurst=5
 """
 
 
-def test_bus_and_systemctl_say_the_same() -> None:
-    """Whoever is asked, the facts of one unit are the same value."""
+def test_bus_and_systemctl_give_the_same_facts() -> None:
+    """The facts of one unit are equal from the bus and from systemctl."""
     assert facts_of(parse_show_output(SHOWN), "x") == facts_of(BUS, "x")
 
 
-def test_facts_are_what_the_manager_says() -> None:
-    """Durations become seconds, lists and commands what they mean."""
+def test_properties_are_converted() -> None:
+    """Durations are converted to seconds, lists and commands to values."""
     facts = facts_of(BUS, "bus")
     assert (facts.timeout_stop, facts.watchdog, facts.restart_delay) == (360.0, 60.0, 1.0)
     assert facts.reaper == ("reconciled", "reap", "--wait=5m")
@@ -111,22 +111,22 @@ def test_facts_are_what_the_manager_says() -> None:
     assert facts.sandbox.writable == writable
 
 
-def test_what_is_not_told_is_not_known() -> None:
-    """A property that is missing, or has a form that nobody knows, is None and no default."""
+def test_a_missing_property_is_unknown() -> None:
+    """A property that is missing or malformed is None, not a default."""
     unknown = facts_of(
         parse_show_output("Id=x.service\nTimeoutStopUSec=[not set]\nRestartUSec=soon\n"), "x"
     )
     assert unknown == UnitFacts("x.service", "x")
 
 
-def test_a_list_without_members_is_empty_and_not_unknown() -> None:
-    """There is no line of systemctl for an empty list of commands: there is no reaper then."""
+def test_an_empty_list_is_not_unknown() -> None:
+    """Systemctl prints no line for an empty list of commands: the unit has no reaper."""
     text = "\n".join(line for line in SHOWN.splitlines() if not line.startswith("ExecStopPost"))
     assert facts_of(parse_show_output(text), "x").exec_stop_post == ()
 
 
-def test_a_watchdog_that_is_hidden_is_unknown() -> None:
-    """Of a unit that never ran the manager says "for ever", which means nothing yet."""
+def test_the_watchdog_of_a_unit_that_never_ran_is_unknown() -> None:
+    """For a unit that never ran the manager reports "infinity", which is not its setting."""
     assert facts_of(BUS | {"WatchdogUSec": FOREVER, "MainPID": 0}, "bus").watchdog is None
     assert facts_of(BUS | {"WatchdogUSec": FOREVER}, "bus").watchdog == 0.0
     assert facts_of(BUS | {"WatchdogUSec": 0}, "bus").watchdog == 0.0
@@ -150,12 +150,12 @@ def test_a_watchdog_that_is_hidden_is_unknown() -> None:
     ],
 )
 def test_spans_of_time(text: str, seconds: float | None) -> None:
-    """What systemd prints and what people write for it is read; anything else is unknown."""
+    """Durations as systemd prints them and as people write them are parsed; others are None."""
     assert seconds_of(parse_timespan(text)) == seconds
 
 
-def test_sockets_are_told_by_their_paths() -> None:
-    """Of a socket unit the paths and their owner count, network ports do not."""
+def test_sockets_are_identified_by_their_paths() -> None:
+    """The facts of a socket unit are its paths and their owner, not its network ports."""
     bus = {
         "Id": "reconciled.socket",
         "Listen": [("Stream", "/run/reconciled.sock"), ("Stream", "127.0.0.1:9464")],
@@ -187,6 +187,6 @@ def test_sockets_are_told_by_their_paths() -> None:
         ("", None),
     ],
 )
-def test_a_control_group_tells_whose_we_are(group: str, found: Membership | None) -> None:
-    """The innermost service counts, and a user's manager is no service of ours."""
+def test_the_unit_is_read_from_the_control_group(group: str, found: Membership | None) -> None:
+    """The innermost service is the unit; the service of a user manager is not."""
     assert membership(group) == found

@@ -1,4 +1,4 @@
-"""Which directive keeps a service from writing a path."""
+"""The directive of a sandbox that prevents a service from writing a path."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ STRICT = Sandbox(
     ],
 )
 def test_the_most_specific_rule_counts(sandbox: Sandbox, path: str, directive: str | None) -> None:
-    """The innermost directive decides, and what is hidden stays so."""
+    """The innermost directive decides; a path below a hidden one is hidden."""
     assert blocking_directive(sandbox, path) == directive
