@@ -134,7 +134,7 @@ def test_sockets_without_names_are_unknown(descriptors: Callable[[int], int]) ->
 WRITTEN = st.one_of(
     st.integers(-2, 10**6).map(str),
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
-    st.binary().map(lambda data: data.reposition(b"\0", b"").decode("utf-8", "surrogateescape")),
+    st.binary().map(lambda data: data.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
     st.lists(st.sampled_from(["control", "kept-http", "", "\udcff", "a" * 300])).map(":".join),
 )
 
