@@ -94,7 +94,7 @@ class DecisionFiles:
         content = _read_regular(file, self.max_bytes)
         try:
             data = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise not_ours(file) from error
         if not isinstance(data, dict):
             raise not_ours(file)
@@ -122,11 +122,21 @@ def _read_regular(file: Path, max_bytes: int) -> bytes:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError(f"{file} is a symbolic link: remove it") from error
+        if error.errno == errno.ENXIO:  # a socket
+            raise _not_regular(file) from error
         raise
-    with os.fdopen(handle, "rb") as opened:
+    try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError(f"{file} is not a regular file: remove it")
-        content = opened.read(max_bytes + 1)
+            raise _not_regular(file)
+        # Not before: for a directory, fdopen() raises OSError.
+        with os.fdopen(handle, "rb", closefd=False) as opened:
+            content = opened.read(max_bytes + 1)
+    finally:
+        os.close(handle)
     if len(content) > max_bytes:
         raise ValueError(f"{file} is longer than {max_bytes} bytes: remove it")
     return content
+
+
+def _not_regular(file: Path) -> ValueError:
+    return ValueError(f"{file} is not a regular file: remove it")

@@ -52,6 +52,7 @@ def read_approval(files: DecisionFiles, file: Path) -> frozenset[Key]:
 def write_held(state: Path, held: PendingApproval) -> None:
     """Replace NAME.held; durable when this returns. Raises OSError."""
     data = json.dumps({"keys": list(held.keys), "owned": held.owned}).encode()
+    approval_files(state).make_directory()
     replace(_held_file(state, held.controller), data)
 
 

@@ -77,4 +77,7 @@ def read_resolution(files: DecisionFiles, file: Path) -> ResolutionRequest:
         raise not_ours(file) from error
     if not (isinstance(who, str) and who and isinstance(why, str) and isinstance(at, int | float)):
         raise ValueError(f"{file} lacks who decided, why or when: remove it")
-    return ResolutionRequest(file.stem, resolution, who, why, float(at))
+    try:
+        return ResolutionRequest(file.stem, resolution, who, why, float(at))
+    except OverflowError as error:
+        raise not_ours(file) from error

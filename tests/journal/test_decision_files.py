@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,11 +78,18 @@ def link(file: Path) -> None:
     file.symlink_to(file.with_name("elsewhere"))
 
 
+def make_socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(file.name)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (link, "is a symbolic link: remove it"),
         (os.mkfifo, "is not a regular file: remove it"),
+        (Path.mkdir, "is not a regular file: remove it"),
+        (make_socket, "is not a regular file: remove it"),
         (
             lambda file: file.write_text("{" + " " * 100 + "}"),
             "is longer than 100 bytes: remove it",
@@ -92,12 +100,35 @@ def link(file: Path) -> None:
     ],
 )
 def test_other_content_is_refused(
-    files: DecisionFiles, make: Callable[[Path], object], reason: str
+    files: DecisionFiles,
+    make: Callable[[Path], object],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file that reconciled does not write is refused with its name, and never waited for."""
     files.make_directory()
+    monkeypatch.chdir(files.directory)  # the address of a socket holds 107 bytes only
     file = files.directory / "a.taken"
     (files.directory / "elsewhere").write_text("{}")
     make(file)
     with pytest.raises(ValueError, match=f"decisions/a.taken {reason}"):
         files.read(file)
+
+
+def test_deeply_nested_content_is_refused(tmp_path: Path) -> None:
+    """JSON that is nested deeper than Python can read is refused like other content."""
+    files = DecisionFiles(tmp_path, ".new", 200_000)
+    file = tmp_path / "a.taken"
+    file.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="was not written by reconciled: remove it"):
+        files.read(file)
+
+
+def test_a_refused_directory_leaves_no_descriptor_open(files: DecisionFiles) -> None:
+    """A directory in place of a decision is read again and again: each time it is closed."""
+    (files.directory / "a.taken").mkdir(parents=True)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="is not a regular file"):
+            files.read(files.directory / "a.taken")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -6,6 +6,7 @@ delays a person's decision, and never lets a removal pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ class RemovalApprovals:
     _reported: dict[str, tuple[Key, ...]] = attrs.field(factory=dict, init=False)
     # The last report of each controller that has one to be written, the oldest first.
     _unwritten: dict[str, HeldRemovals | None] = attrs.field(factory=dict, init=False)
+    # Reports that could not be written, for the next try.
+    _failed: dict[str, HeldRemovals | None] = attrs.field(factory=dict, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _writing: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
@@ -63,13 +66,18 @@ class RemovalApprovals:
             return
         self._reported[controller] = keys
         self._unwritten.pop(controller, None)
+        self._failed.pop(controller, None)
         self._unwritten[controller] = held
         self._changed.set()
 
     async def serve_reports(self) -> None:
-        """Write reports as they come; for a service nursery. Runs until cancelled."""
+        """Write reports as they come; for a service nursery. Runs until cancelled.
+
+        One that cannot be written is tried again, since ``allow`` approves only what is written.
+        """
         while True:
-            await self._changed.wait()
+            with trio.move_on_after(SCAN_INTERVAL if self._failed else math.inf):
+                await self._changed.wait()
             self._changed = trio.Event()
             await self._write_reports()
 
@@ -80,21 +88,34 @@ class RemovalApprovals:
 
     async def _write_reports(self) -> None:
         async with self._writing:
+            failed, self._failed = self._failed, {}
+            for controller, held in failed.items():
+                await self._write(controller, held)
             while self._unwritten:
                 controller = next(iter(self._unwritten))
                 held = self._unwritten.pop(controller)
-                if held is None:
-                    await self._write_released(controller)
-                else:
-                    await self._write_held(controller, held)
+                existed = await self._write(controller, held)
+                # Afterwards: the command in the line reads the file.
+                if held is not None:
+                    self._log_held(controller, held)
+                elif existed:
+                    self.log.info("removals.released", controller=controller)
 
-    async def _write_held(self, controller: str, held: HeldRemovals) -> None:
-        report = PendingApproval(controller, held.keys, held.owned)
+    async def _write(self, controller: str, held: HeldRemovals | None) -> bool:
+        """Write NAME.held, or remove it; False: there was none."""
         try:
+            if held is None:
+                remove = partial(removal_approvals.remove_held, self.state, controller)
+                return await self.inbox.run(remove)
+            report = PendingApproval(controller, held.keys, held.owned)
             await self.inbox.run(partial(removal_approvals.write_held, self.state, report))
         except OSError as error:
             self.log.error("removals.unwritable", controller=controller, reason=str(error))
-        # Afterwards: the command in it reads the file.
+            if controller not in self._unwritten:
+                self._failed[controller] = held
+        return True
+
+    def _log_held(self, controller: str, held: HeldRemovals) -> None:
         self.log.warning(
             "removals.held",
             controller=controller,
@@ -104,15 +125,6 @@ class RemovalApprovals:
             reason=str(held),
             commands=f"reconciled allow {controller}",
         )
-
-    async def _write_released(self, controller: str) -> None:
-        try:
-            remove = partial(removal_approvals.remove_held, self.state, controller)
-            if not await self.inbox.run(remove):
-                return
-        except OSError as error:
-            self.log.error("removals.unwritable", controller=controller, reason=str(error))
-        self.log.info("removals.released", controller=controller)
 
     # -- approvals ---------------------------------------------------------------------------
 

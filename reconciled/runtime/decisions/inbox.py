@@ -89,34 +89,50 @@ class Inbox(Generic[D]):
         Cancelled during an action that may be repeated, the next start repeats it.
         """
         with contextlib.ExitStack() as stack:
-            inotify = self._watch(stack)
+            inotify = self._open_inotify(stack)
+            watched = inotify is not None and await self._watch(inotify)
             while True:
                 async with self.lock:
                     again = await self.scan()
                 self.scanned.set()
-                if inotify is None:
+                if inotify is None or not watched:
                     await trio.sleep(SCAN_INTERVAL)
                     continue
                 with trio.move_on_after(SCAN_INTERVAL if again else math.inf):
-                    await self._wait_arrival(inotify)
+                    watched = await self._wait_arrival(inotify)
+                if not watched:
+                    watched = await self._watch(inotify)
 
-    def _watch(self, stack: contextlib.ExitStack) -> asyncinotify.Inotify | None:
+    def _open_inotify(self, stack: contextlib.ExitStack) -> asyncinotify.Inotify | None:
         try:
-            inotify = stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
-            inotify.add_watch(self.files.directory, asyncinotify.Mask.MOVED_TO)
+            return stack.enter_context(asyncinotify.Inotify(sync_timeout=0))
         except OSError as error:
             # Other programs have used up the kernel's limit: decisions are only found later.
             self.handler.log_polling(f"inotify is not available: {error}")
             return None
-        return inotify
 
-    async def _wait_arrival(self, inotify: asyncinotify.Inotify) -> None:
-        """Wait for a new decision, or lost events; claims and reports are renames as well."""
-        arrived = False
+    async def _watch(self, inotify: asyncinotify.Inotify) -> bool:
+        """Watch the directory, made again if it was deleted; False: decisions are polled for."""
+        try:
+            await self.prepare()
+            inotify.add_watch(self.files.directory, asyncinotify.Mask.MOVED_TO)
+        except OSError as error:
+            self.handler.log_polling(f"inotify is not available: {error}")
+            return False
+        return True
+
+    async def _wait_arrival(self, inotify: asyncinotify.Inotify) -> bool:
+        """Wait for a new decision, or lost events; claims and reports are renames as well.
+
+        False: the directory was deleted, and its watch ended.
+        """
+        arrived, watched = False, True
         while not arrived:
             await trio.lowlevel.wait_readable(inotify.fd)
             while (event := inotify.sync_get()) is not None:
                 arrived |= event.name is None or event.name.suffix == self.files.suffix
+                watched &= asyncinotify.Mask.IGNORED not in event.mask
+        return watched
 
     async def scan(self, name: str = "") -> bool:
         """Carry out every decision, or the one *name*; whether one has to be tried again."""

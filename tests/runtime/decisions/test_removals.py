@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 - the virtual clock takes effect by being an argument
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -158,19 +159,61 @@ async def test_a_report_is_written_in_order(tmp_path: Path, autojump_clock: Mock
         assert events(tmp_path) == ["removals.held", "removals.released"]
 
 
-async def test_a_report_that_cannot_be_written_is_logged(
+async def test_a_report_that_cannot_be_written_is_tried_again(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is named, and the service continues."""
+    """A full disk is named, and a report is written once there is space: allow reads the file."""
+    real, full = removal_approvals.write_held, [True]
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def write(*given: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        real(*given)
 
-    monkeypatch.setattr(removal_approvals, "write_held", full)
+    monkeypatch.setattr(removal_approvals, "write_held", write)
     async with serving(tmp_path, []) as made:
         made.report_held("a", HELD)
         await trio.testing.wait_all_tasks_blocked()
         assert events(tmp_path) == ["removals.unwritable", "removals.held"]
+        full.clear()
+        await trio.sleep(SCAN_INTERVAL + 0.1)
+        assert read_pending(tmp_path, "a") == PendingApproval("a", HELD.keys, 3)
+        assert len(lines(tmp_path, "removals.held")) == 1
+
+
+async def test_a_newer_report_replaces_one_that_could_not_be_written(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removals that are not held any more are not reported later, when the disk has space."""
+    real, full = removal_approvals.write_held, [True]
+
+    def write(*given: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        real(*given)
+
+    monkeypatch.setattr(removal_approvals, "write_held", write)
+    async with serving(tmp_path, []) as made:
+        made.report_held("a", HELD)
+        await trio.testing.wait_all_tasks_blocked()
+        made.report_held("a", None)
+        full.clear()
+        await trio.sleep(2 * SCAN_INTERVAL)
+        assert read_pending(tmp_path, "a") is None
+
+
+async def test_a_deleted_directory_is_made_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """After its deletion, reports are written and approvals are found as before."""
+    given: Given = []
+    async with serving(tmp_path, given) as made:
+        shutil.rmtree(tmp_path / "removals")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        made.report_held("a", HELD)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert read_pending(tmp_path, "a") == PendingApproval("a", HELD.keys, 3)
+        approve(tmp_path, "b", "2")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert given == [("b", {key("2")})]
 
 
 async def test_a_stop_waits_for_the_last_report(tmp_path: Path, autojump_clock: MockClock) -> None:

@@ -226,7 +226,21 @@ async def test_operations_of_an_unconfigured_controller_can_be_resolved(
         assert len(whole_daemon.log_lines("operation.resolved")) == 2
 
 
-@pytest.mark.parametrize("text", [None, "{", "{}", '{"decision": "sell", "who": "e"}', "[1]"])
+TOO_LATE = '{"decision": "abandon", "who": "e", "why": "w", "at": 1' + "0" * 400 + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "{",
+        "{}",
+        '{"decision": "sell", "who": "e"}',
+        "[1]",
+        pytest.param("[" * 60_000, id="deep"),
+        pytest.param(TOO_LATE, id="too late"),
+    ],
+)
 async def test_an_unusable_decision_is_dropped(
     whole_daemon: WholeDaemon, autojump_clock: MockClock, text: str | None
 ) -> None:
