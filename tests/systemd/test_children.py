@@ -149,7 +149,7 @@ def test_a_critical_program_completes_after_a_watchdog_abort(service: Service) -
     dropin = f"{DAEMON_DIES}WatchdogSec=1s\nLimitCORE=0\n"
     started(service, f"{WAITS}; {DONE}", dropin, critical={"budget": "20s"})
     service.declare("hang", kind="Probe", do="block", seconds=60.0)
-    wait_for_reaper(service, "apply of operation .* is critical")
+    wait_for_reaper(service, "waiting up to .* for apply of operation .*, which is critical")
     assert service.property("Result") == "watchdog"
     service.withdraw("hang")
     go(service)
@@ -194,7 +194,7 @@ def test_a_killed_reaper_leaves_adoption_to_the_next_start(service: Service) -> 
     """If the reaper is killed too, the next start adopts a critical program, and runs it once."""
     started(service, f"{WAITS}; {DONE}", critical={"budget": "30s"})
     service.kill("KILL")
-    wait_for_reaper(service, "apply of operation .* is critical")
+    wait_for_reaper(service, "waiting up to .* for apply of operation .*, which is critical")
     service.systemctl("kill", "--kill-who=control", "--signal=KILL", service.unit)
     adopted = service.wait_for("program.adopted", key="x/site")
     assert (service.container.root / "proc" / adopted.fields["pid"]).is_dir()
