@@ -162,6 +162,23 @@ def test_no_file_names_what_is_not_of_the_product(what: str) -> None:
     assert found == []
 
 
+# Pronouns that hide the actor; also as parts of names, and written in pieces as above.
+UNNAMED_ACTORS = r"(?i)(?<![a-z])((no|some|every)" + r"body|who" + r"ever)(?![a-z])"
+
+
+def test_no_file_leaves_the_actor_unnamed() -> None:
+    """No file but CONTRIBUTING.md, which forbids them, has a pronoun in place of the actor."""
+    pattern = re.compile(UNNAMED_ACTORS)
+    found = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in tracked()
+        if name_of(path) != "CONTRIBUTING.md"
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
+
+
 # -- cancellation and processes --------------------------------------------------------------
 
 
