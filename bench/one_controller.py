@@ -58,8 +58,11 @@ class OneController:
     dispatcher: Dispatcher
 
     def declare(self, names: list[str]) -> None:
-        """Desire exactly the resources *names*."""
-        manifests = (Manifest(KIND, name, {}, Origin("x"), FINGERPRINT) for name in names)
+        """Desire exactly the resources *names*, with the typed specs that the parser gives."""
+        manifests = (
+            Manifest(KIND, name, {}, Origin("x"), FINGERPRINT).with_typed_spec(Nothing())
+            for name in names
+        )
         (watcher,) = self.controller.watchers
         self.controller.handle_report(watcher, Snapshot(tuple(manifests), complete=True))
 
