@@ -76,11 +76,10 @@ class DecisionFiles:
 
         Includes those that an earlier daemon claimed and did not finish.
         """
-        pattern = name or "*"
-        for file in self._glob(f"{pattern}{self.suffix}"):
+        for file in self._list(name, self.suffix):
             with contextlib.suppress(FileNotFoundError):  # withdrawn in this instant
                 file.replace(self._taken(file.stem))
-        return self._glob(f"{pattern}{_TAKEN_SUFFIX}")
+        return self._list(name, _TAKEN_SUFFIX)
 
     def finish(self, file: Path) -> None:
         """Remove a claimed decision; durable when this returns. Raises OSError."""
@@ -106,9 +105,17 @@ class DecisionFiles:
     def _taken(self, name: str) -> Path:
         return self.directory / f"{name}{_TAKEN_SUFFIX}"
 
-    def _glob(self, pattern: str) -> list[Path]:
-        found = self.directory.glob(pattern)
-        return sorted(file for file in found if not file.name.startswith("."))
+    def _list(self, name: str, suffix: str) -> list[Path]:
+        # Not Path.glob(): from Python 3.13 on it gives nothing where it cannot read the directory.
+        try:
+            found = list(self.directory.iterdir())
+        except FileNotFoundError:
+            return []
+        return sorted(
+            file
+            for file in found
+            if file.suffix == suffix and not file.name.startswith(".") and name in ("", file.stem)
+        )
 
 
 def not_ours(file: Path) -> ValueError:

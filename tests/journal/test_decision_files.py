@@ -132,3 +132,18 @@ def test_a_refused_directory_leaves_no_descriptor_open(files: DecisionFiles) -> 
         with pytest.raises(ValueError, match="is not a regular file"):
             files.read(files.directory / "a.taken")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_directory_that_cannot_be_read_is_not_empty(
+    files: DecisionFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without descriptors a claim fails, and the caller tries again; it does not find nothing."""
+
+    def refuse(*_: object) -> list[str]:
+        raise OSError(24, "Too many open files")
+
+    files.submit("a", b"{}")
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        files.claim()
