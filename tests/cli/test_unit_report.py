@@ -41,10 +41,10 @@ def test_check_of_a_unit_that_fits(desk: Desk, unit: dict[str, UnitFacts]) -> No
     """The daemon's unit is checked by default; a choice is a note, which --strict accepts."""
     unit["reconciled.service"] = MIXED
     desk.configure()
-    said = desk.say("check", "--strict")
-    assert said.code == 0
-    assert "unit         ok, reconciled.service" in said.lines
-    (note,) = said.err.splitlines()
+    result = desk.say("check", "--strict")
+    assert result.code == 0
+    assert "unit         ok, reconciled.service" in result.lines
+    (note,) = result.err.splitlines()
     assert note.startswith("reconciled.service: KillMode=mixed waits")
     assert note.endswith("(note)")
 
@@ -53,12 +53,12 @@ def test_check_of_a_unit_that_does_not_fit(desk: Desk, unit: dict[str, UnitFacts
     """A unit that does not fit is a warning with commands to paste; --strict fails."""
     unit["reconciled.service"] = SHORT
     desk.configure()
-    said = desk.say("check")
-    assert said.code == 0
-    assert said.err.startswith("reconciled.service: TimeoutStopSec=10s is below the stop budget")
-    assert "unit         1 warning, reconciled.service" in said.lines
+    result = desk.say("check")
+    assert result.code == 0
+    assert result.err.startswith("reconciled.service: TimeoutStopSec=10s is below the stop budget")
+    assert "unit         1 warning, reconciled.service" in result.lines
     directory = "/etc/systemd/system/reconciled.service.d"
-    assert said.out.split("for a root shell:\n")[1].splitlines() == [
+    assert result.out.split("for a root shell:\n")[1].splitlines() == [
         f"mkdir -p {directory}",
         f"cat >{directory}/60-stop-budget.conf <<'END'",
         "[Service]",
@@ -84,9 +84,9 @@ def test_a_unit_is_named_with_or_without_its_suffix(desk: Desk, unit: dict[str, 
     assert (
         "unit         ok, reconciled@a.service" in desk.say("check", "--unit", "reconciled@a").out
     )
-    said = desk.say("check", "--unit", "nosuch")
-    assert said.code == 78
-    assert said.err == "@/r.yaml:1:1: --unit nosuch: nosuch.service is not loaded: not-found\n"
+    result = desk.say("check", "--unit", "nosuch")
+    assert result.code == 78
+    assert result.err == "@/r.yaml:1:1: --unit nosuch: nosuch.service is not loaded: not-found\n"
     quiet = desk.say("check")
     assert (quiet.code, quiet.err) == (0, "")
     assert "unit         not checked: reconciled.service is not loaded: not-found" in quiet.lines
@@ -105,8 +105,8 @@ def test_check_names_the_directive_that_prevents_a_write(
     (desk.root / "n").mkdir()
     desk.declare("etc", kind="File", path="/etc/motd", content="x")
     desk.write("n/in.yaml", "{kind: File, metadata: {name: in}, spec: {path: a/b, content: x}}")
-    said = desk.say("check")
-    state, motd = said.err.splitlines()
+    result = desk.say("check")
+    state, motd = result.err.splitlines()
     assert state.startswith(
         "@/r.yaml:1:1: ProtectSystem=strict prevents reconciled.service from writing @/state; "
     )
@@ -144,10 +144,10 @@ def test_budget_against_the_unit(desk: Desk, unit: dict[str, UnitFacts]) -> None
     """The unit's limit is shown below the budget; a short one gives code 1 and the remedy."""
     desk.configure()
     unit["reconciled.service"] = FITTING
-    said = desk.say("budget")
-    assert said.code == 0
+    result = desk.say("budget")
+    assert result.code == 0
     fits = "unit             6min  TimeoutStopSec= of reconciled.service: the budget fits"
-    assert said.lines[5] == fits
+    assert result.lines[5] == fits
     unit["reconciled.service"] = attrs.evolve(SHORT, oom_policy="stop")
     short = desk.say("budget")
     assert short.code == 1
@@ -176,10 +176,13 @@ def test_budget_shows_measured_durations(desk: Desk) -> None:
     desk.configure()
     desk.state.mkdir(mode=0o700)
     trio.run(operate, desk.state)
-    said = desk.say("budget")
-    assert said.code == 0
-    position = said.lines.index("Measured, the longest of each key (3 critical operations):")
-    assert [line.split() for line in said.lines[position + 1 :]] == [["30s", "c/a"], ["20s", "c/b"]]
+    result = desk.say("budget")
+    assert result.code == 0
+    position = result.lines.index("Measured, the longest of each key (3 critical operations):")
+    assert [line.split() for line in result.lines[position + 1 :]] == [
+        ["30s", "c/a"],
+        ["20s", "c/b"],
+    ]
     assert desk.say("budget", "--json").data["measured"] == {
         "operations": 3,
         "longest": [{"key": "c/a", "duration_s": 30.0}, {"key": "c/b", "duration_s": 20.0}],
@@ -230,7 +233,7 @@ def test_a_note_is_not_a_warning(desk: Desk, unit: dict[str, UnitFacts]) -> None
     """Commands for a note are offered as such, and not as a correction of the unit."""
     unit["reconciled.service"] = attrs.evolve(FITTING, inhibit_delay=5.0)
     desk.configure()
-    said = desk.say("check")
-    assert "unit         ok, reconciled.service" in said.lines
-    assert "the drain lasts at most 4s and continues in the stop that follows" in said.err
-    assert "# Commands that follow the notes, for a root shell:" in said.lines
+    result = desk.say("check")
+    assert "unit         ok, reconciled.service" in result.lines
+    assert "the drain lasts at most 4s and continues in the stop that follows" in result.err
+    assert "# Commands that follow the notes, for a root shell:" in result.lines

@@ -67,7 +67,7 @@ async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIte
     calls: list[Any] = []
     go_on, third = trio.Event(), trio.Event()
 
-    async def tell(_: Any, *, loudly: bool = False) -> ControlReply:
+    async def probe(_: Any, *, loudly: bool = False) -> ControlReply:
         calls.append(loudly)
         return ControlReply(78, ("one", "two"))
 
@@ -88,7 +88,7 @@ async def serving(path: Path, trusted: frozenset[int] | None = None) -> AsyncIte
         return ControlReply(1, tuple(f"{number:<1000}" for number in range(2000)))
 
     verbs = {
-        "tell": Verb(tell, {"loudly": bool}),
+        "probe": Verb(probe, {"loudly": bool}),
         "wait": Verb(wait),
         "refuse": Verb(refuse),
         "fail": Verb(fail),
@@ -126,8 +126,8 @@ async def test_an_acknowledgement_comes_before_the_effect(harness: Harness) -> N
 
 async def test_a_reply_has_code_and_lines(harness: Harness) -> None:
     """Arguments reach the verb, and its code and lines reach the client, unchanged."""
-    assert await harness.request("tell", loudly=True) == ControlReply(78, ("one", "two"))
-    assert await harness.request("tell") == ControlReply(78, ("one", "two"))
+    assert await harness.request("probe", loudly=True) == ControlReply(78, ("one", "two"))
+    assert await harness.request("probe") == ControlReply(78, ("one", "two"))
     assert harness.calls == [True, False]
 
 
@@ -136,10 +136,10 @@ async def test_a_reply_has_code_and_lines(harness: Harness) -> None:
     [
         (
             ControlRequest("sing"),
-            "unknown verb sing: use one of fail, much, refuse, tell,",
+            "unknown verb sing: use one of fail, much, probe, refuse,",
         ),
-        (ControlRequest("tell", {"loudly": 1}), "tell does not accept loudly=1"),
-        (ControlRequest("tell", {"softly": True}), "tell does not accept softly=True"),
+        (ControlRequest("probe", {"loudly": 1}), "probe does not accept loudly=1"),
+        (ControlRequest("probe", {"softly": True}), "probe does not accept softly=True"),
         (ControlRequest("refuse"), "not now"),
     ],
 )
@@ -165,7 +165,7 @@ async def test_a_malformed_request_is_refused(harness: Harness, sent: bytes, why
     """Malformed data of any size is refused with a reason; the next request is served."""
     (line,) = await harness.lines(sent)
     assert why in line["refused"]
-    assert (await harness.request("tell")).code == 78
+    assert (await harness.request("probe")).code == 78
 
 
 async def test_a_long_reply_is_cut(harness: Harness) -> None:
@@ -182,7 +182,7 @@ async def test_a_verb_that_raises_ends_its_own_connection(harness: Harness) -> N
     assert [line["event"] for line in harness.log if line["log_level"] == "error"] == [
         "control.failed"
     ]
-    assert (await harness.request("tell")).code == 78
+    assert (await harness.request("probe")).code == 78
 
 
 # -- authorisation ---------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ async def test_an_unauthorised_client_is_refused(tmp_path: Path) -> None:
     """A client that is neither root nor the daemon's user is refused unread, and logged."""
     async with serving(tmp_path / "s", trusted=frozenset({12345})) as harness:
         with pytest.raises(RequestNotDone, match="is not authorised: use root or uid"):
-            await harness.request("tell")
+            await harness.request("probe")
         assert harness.calls == []
         assert [line["event"] for line in harness.log] == ["control.refused"]
 
@@ -213,11 +213,11 @@ async def test_a_request_of_a_disconnected_client_is_dropped(tmp_path: Path) -> 
         first.server.connections.limit = 0  # it accepts no connection, like a daemon that has ended
         with socket.socket(socket.AF_UNIX) as sender:
             sender.connect(str(path))
-            sender.sendall(b'{"verb": "tell"}\n')
+            sender.sendall(b'{"verb": "probe"}\n')
         await trio.testing.wait_all_tasks_blocked()
         first.server.connections.limit = 10
         first.server.connections._ended.set()
-        assert (await first.request("tell", loudly=True)).code == 78
+        assert (await first.request("probe", loudly=True)).code == 78
         assert first.calls == [True]
 
 
@@ -269,8 +269,8 @@ async def test_accepting_pauses_without_descriptors(
         return await real(self)
 
     monkeypatch.setattr(trio.SocketListener, "accept", accept)
-    assert (await harness.request("tell")).code == 78  # by the accept() already waiting
-    assert (await harness.request("tell")).code == 78
+    assert (await harness.request("probe")).code == 78  # by the accept() already waiting
+    assert (await harness.request("probe")).code == 78
     assert [line["event"] for line in harness.log if line["log_level"] == "warning"] == [
         "control.exhausted"
     ] * 3
@@ -285,7 +285,7 @@ WORDS = st.recursive(
 )
 REQUESTS = st.builds(
     lambda verb, arguments: json.dumps({**arguments, "verb": verb}).encode() + b"\n",
-    st.sampled_from(["tell", "sing", "\ud800"]) | WORDS,
+    st.sampled_from(["probe", "sing", "\ud800"]) | WORDS,
     st.dictionaries(st.sampled_from(["loudly", "self", "peer", "verb", "_"]), WORDS, max_size=3),
 )
 SENT = st.lists(
@@ -303,7 +303,7 @@ def test_any_bytes_get_at_most_two_lines(parts: list[bytes], leaves: str) -> Non
     """
     calls: list[bool] = []
 
-    async def tell(_: Any, *, loudly: bool = False) -> ControlReply:
+    async def probe(_: Any, *, loudly: bool = False) -> ControlReply:
         calls.append(loudly)
         return ControlReply(0)
 
@@ -311,7 +311,7 @@ def test_any_bytes_get_at_most_two_lines(parts: list[bytes], leaves: str) -> Non
         ours, theirs = socket.socketpair()
         ours.settimeout(0)
         theirs.settimeout(0)
-        made = ControlServer({"tell": Verb(tell, {"loudly": bool})}, structlog.get_logger())
+        made = ControlServer({"probe": Verb(probe, {"loudly": bool})}, structlog.get_logger())
         for part in parts:
             with contextlib.suppress(BlockingIOError):
                 theirs.send(part)
@@ -343,10 +343,10 @@ def test_an_unserved_socket_is_reported_as_no_daemon(tmp_path: Path) -> None:
     """A missing or unserved socket is reported at once, with its path."""
     path = tmp_path / "s"
     with pytest.raises(NoDaemon, match=f"{path} does not exist"):
-        send_request(path, ControlRequest("tell"))
+        send_request(path, ControlRequest("probe"))
     open_control(path).close()
     with pytest.raises(NoDaemon, match=f"no process serves {path}"):
-        send_request(path, ControlRequest("tell"))
+        send_request(path, ControlRequest("probe"))
 
 
 def test_a_refusal_that_precedes_the_request_is_reported(
@@ -366,7 +366,7 @@ def test_a_refusal_that_precedes_the_request_is_reported(
         listener.settimeout(5)
         monkeypatch.setattr(client, "encode_request", refuse_first)
         with pytest.raises(RequestNotDone, match="uid 1000 is not authorised"):
-            send_request(path, ControlRequest("tell"))
+            send_request(path, ControlRequest("probe"))
 
 
 @pytest.mark.parametrize("queue", ["empty", "full"])
@@ -384,7 +384,7 @@ def test_a_kept_socket_without_a_daemon_times_out(
             kept.listen(0)
             other.connect(str(path))
         with pytest.raises(NoDaemon, match=r"no daemon answers at .* within 0.3 s"):
-            send_request(path, ControlRequest("tell"))
+            send_request(path, ControlRequest("probe"))
 
 
 async def test_a_late_reply_times_out(harness: Harness) -> None:
@@ -401,10 +401,10 @@ async def test_a_late_reply_times_out(harness: Harness) -> None:
         (b"", NoDaemon, "was closed without a reply"),
         (b"hello\n", RequestNotDone, "malformed response"),
         (b'{"odd": 1}\n', RequestNotDone, "malformed response"),
-        (b'{"accepted": "tell"}\n', RequestNotDone, "closed the connection before it was done"),
-        (b'{"accepted": "tell"}\n{"code": "x"}\n', RequestNotDone, "malformed response"),
-        (b'{"accepted": "tell"}\n{"code": 1e999}\n', RequestNotDone, "malformed response"),
-        (b'{"accepted": "tell"}\n{"code": 0, "new": 1}\n', None, ""),
+        (b'{"accepted": "probe"}\n', RequestNotDone, "closed the connection before it was done"),
+        (b'{"accepted": "probe"}\n{"code": "x"}\n', RequestNotDone, "malformed response"),
+        (b'{"accepted": "probe"}\n{"code": 1e999}\n', RequestNotDone, "malformed response"),
+        (b'{"accepted": "probe"}\n{"code": 0, "new": 1}\n', None, ""),
     ],
 )
 async def test_replies_of_another_version(
@@ -415,16 +415,16 @@ async def test_replies_of_another_version(
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_control(path)))
     outcome: list[Any] = []
 
-    async def asks() -> None:
+    async def request() -> None:
         try:
             outcome.append(
-                await trio.to_thread.run_sync(send_request, path, ControlRequest("tell"))
+                await trio.to_thread.run_sync(send_request, path, ControlRequest("probe"))
             )
         except (NoDaemon, RequestNotDone) as raised:
             outcome.append(raised)
 
     async with listener, trio.open_nursery() as nursery:
-        nursery.start_soon(asks)
+        nursery.start_soon(request)
         async with await listener.accept() as stream:
             await stream.receive_some()
             if received:

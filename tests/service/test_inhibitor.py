@@ -266,7 +266,7 @@ async def test_signals_are_subscribed_by_connect(peer: Peer) -> None:
     logind.close()
 
 
-# -- what goes wrong ---------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
 def failing(name: str, text: str) -> Answer:
@@ -291,7 +291,7 @@ async def silent(_: Peer, __: Message) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "reason"),
     [
         (failing("DBus.Error.AccessDenied", "Permission denied"), "install polkit"),
         (failing("DBus.Error.InteractiveAuthorizationRequired", "no"), "install polkit"),
@@ -304,13 +304,13 @@ async def silent(_: Peer, __: Message) -> None:
     ids=["denied", "ask", "absent", "busy", "closing", "garbling", "silent"],
 )
 async def test_a_failed_call_is_one_error_with_a_reason(
-    peer: Peer, answer: Answer, says: str
+    peer: Peer, answer: Answer, reason: str
 ) -> None:
     """Each failure of a call is LogindUnreachable with a reason, within the timeout."""
     before = open_files()
     logind = await Logind.connect()
     peer.answers["Inhibit"] = answer
-    with trio.fail_after(2), pytest.raises(LogindUnreachable, match=says):
+    with trio.fail_after(2), pytest.raises(LogindUnreachable, match=reason):
         await logind.inhibit("reconciled", "why")
     logind.close()
     await trio.testing.wait_all_tasks_blocked()
@@ -328,7 +328,7 @@ async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "answer", "says"),
+    ("word", "answer", "reason"),
     [
         (b"AUTH", b"REJECTED EXTERNAL\r\n", "REJECTED"),
         (b"AUTH", b"", "closed the connection during the authentication"),
@@ -338,12 +338,12 @@ async def test_a_connection_that_ends_ends_the_wait(peer: Peer) -> None:
     ],
 )
 async def test_a_failed_greeting_is_one_error_with_a_reason(
-    peer: Peer, word: bytes, answer: bytes | None, says: str
+    peer: Peer, word: bytes, answer: bytes | None, reason: str
 ) -> None:
     """Each failure of the greeting is one error, within the timeout, and closes the socket."""
     peer.greeting[word] = answer
     before = open_files()
-    with trio.fail_after(2), pytest.raises(LogindUnreachable, match=says):
+    with trio.fail_after(2), pytest.raises(LogindUnreachable, match=reason):
         await Logind.connect()
     peer.greeting.update(GREETING)
     await trio.testing.wait_all_tasks_blocked()

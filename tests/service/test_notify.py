@@ -35,7 +35,7 @@ class Manager:
         self.made.append(Notifier.from_environ({"NOTIFY_SOCKET": self.written, **more}))
         return self.made[-1]
 
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         """All messages in the queue, each once."""
         messages = []
         while True:
@@ -63,7 +63,7 @@ def test_messages_are_lines_of_one_datagram(manager: Manager) -> None:
     assert notifier.notify(READY=1, STATUS="ready: 3 keys → done")
     assert notifier.set_status("draining")
     assert notifier.extend_timeout(29.5)
-    assert manager.heard() == [
+    assert manager.received() == [
         "READY=1\nSTATUS=ready: 3 keys → done\n",
         "STATUS=draining\n",
         "EXTEND_TIMEOUT_USEC=29500000\n",
@@ -74,7 +74,7 @@ def test_an_abstract_socket_is_reached() -> None:
     """A name that begins with @ is an abstract socket, without a file."""
     manager = Manager.at(f"@reconciled-{os.getpid()}-{time.monotonic_ns()}")
     assert manager.notifier().notify(READY=1)
-    assert manager.heard() == ["READY=1\n"]
+    assert manager.received() == ["READY=1\n"]
     manager.close()
 
 
@@ -83,7 +83,7 @@ def test_an_at_sign_within_a_path_is_literal(tmp_path: Path) -> None:
     (tmp_path / "user@1").mkdir()
     manager = Manager.at(str(tmp_path / "user@1/notify"))
     assert manager.notifier().notify(READY=1)
-    assert manager.heard() == ["READY=1\n"]
+    assert manager.received() == ["READY=1\n"]
     manager.close()
 
 
@@ -162,7 +162,7 @@ def test_the_watchdog_applies_to_its_process_only(manager: Manager, case: str) -
 def test_text_stays_one_line(manager: Manager, text: str) -> None:
     """No text can add a field to its message or end the message."""
     assert manager.notifier().set_status(text)
-    (message,) = manager.heard()
+    (message,) = manager.received()
     assert message.count("\n") == 1
     assert message[-1] == "\n"
     assert message.startswith(f"STATUS={text[0]}")
@@ -171,7 +171,7 @@ def test_text_stays_one_line(manager: Manager, text: str) -> None:
 def test_long_text_is_cut_between_characters(manager: Manager) -> None:
     """The manager ignores messages above 4 KiB: a long text is cut, and stays valid UTF-8."""
     assert manager.notifier().set_status("ü→" * 4000)
-    value = manager.heard()[0].removeprefix("STATUS=").removesuffix("\n")
+    value = manager.received()[0].removeprefix("STATUS=").removesuffix("\n")
     assert len(value.encode()) <= LONGEST
     assert value.startswith("ü→ü→")
     assert value.endswith("…")
@@ -185,7 +185,7 @@ def test_a_full_socket_refuses_without_waiting(manager: Manager) -> None:
         sent += 1
         assert sent < 100_000
     assert not notifier.notify(READY=1)
-    assert len(manager.heard()) == sent
+    assert len(manager.received()) == sent
     assert notifier.notify(READY=1)
 
 
@@ -202,7 +202,7 @@ def test_a_descriptor_is_kept_by_name(manager: Manager) -> None:
     for descriptor in (read, write, kept):
         os.close(descriptor)
     assert notifier.remove_fd("http")
-    assert manager.heard() == ["FDSTOREREMOVE=1\nFDNAME=http\n"]
+    assert manager.received() == ["FDSTOREREMOVE=1\nFDNAME=http\n"]
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a\nb", "ü", "x" * 256])
@@ -210,7 +210,7 @@ def test_names_that_the_manager_ignores_are_not_sent(manager: Manager, name: str
     """A name that the manager would silently ignore is refused by the notifier."""
     assert not manager.notifier().store_fd(name, 0)
     assert not manager.notifier().remove_fd(name)
-    assert manager.heard() == []
+    assert manager.received() == []
 
 
 def test_a_closed_descriptor_is_refused(manager: Manager) -> None:

@@ -45,8 +45,8 @@ def listening() -> socket.socket:
 
 
 def environment(count: int, names: str | None = None, pid: int | None = None) -> dict[str, str]:
-    told = {"LISTEN_PID": str(pid or os.getpid()), "LISTEN_FDS": str(count), "OTHER": "1"}
-    return told if names is None else told | {"LISTEN_FDNAMES": names, "LISTEN_PIDFDID": "7"}
+    environ = {"LISTEN_PID": str(pid or os.getpid()), "LISTEN_FDS": str(count), "OTHER": "1"}
+    return environ if names is None else environ | {"LISTEN_FDNAMES": names, "LISTEN_PIDFDID": "7"}
 
 
 def test_sockets_are_taken_by_name(descriptors: Callable[[int], int]) -> None:
