@@ -4,6 +4,9 @@
    The process id in the file is for messages only and proves nothing.
 2. No program inherits it: the descriptor is close-on-exec.
 3. The lock file is never removed: a second file of the same name could be locked as well.
+4. If another process deletes, moves or exchanges the directory or the lock file, a second daemon
+   can lock what is at the path now. lost() detects that, by comparing the path with the open
+   descriptors: an inode number is not reused while a descriptor is open.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class StateLock:
     state: Path
     warnings: tuple[str, ...]
     _handle: int
+    _directory: int
 
     @classmethod
     def acquire(
@@ -62,24 +66,54 @@ class StateLock:
 
         Blocks: nothing else runs yet. Raises StateRefused or StateLocked.
         """
-        warnings = _prepare(state)
+        until = clock() + wait
+        while True:
+            lock = cls._acquire(state.absolute(), until, clock, sleep)
+            if not lock.lost():
+                return lock
+            lock.release()  # deleted or exchanged meanwhile: lock what is there now
+
+    @classmethod
+    def _acquire(
+        cls, state: Path, until: float, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> StateLock:
+        directory, warnings = _prepare(state)
         try:
             handle = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as exc:
+            os.close(directory)
             raise StateRefused(f"cannot open {state}/lock: {exc.strerror}") from exc
         try:
-            _lock(handle, state, clock() + wait, clock, sleep)
+            _lock(handle, state, until, clock, sleep)
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(handle)
+            os.close(directory)
             raise
-        return cls(state, warnings, handle)
+        return cls(state, warnings, handle, directory)
+
+    def lost(self) -> str:
+        """Why another process can hold a lock at the same path; empty: none can.
+
+        Two system calls that touch no disk. A path that cannot be examined does not count as lost.
+        """
+        for path, handle in ((self.state, self._directory), (self.state / "lock", self._handle)):
+            try:
+                found = path.stat(follow_symlinks=path == self.state)
+            except (FileNotFoundError, NotADirectoryError):
+                return f"{path} was deleted or moved while the daemon was running"
+            except OSError:
+                continue
+            if not os.path.samestat(found, os.fstat(handle)):
+                return f"{path} was exchanged while the daemon was running"
+        return ""
 
     def release(self) -> None:
         """Release the lock; once only, after the store is closed."""
         os.close(self._handle)
-        self._handle = -1
+        os.close(self._directory)
+        self._handle = self._directory = -1
 
 
 def probe(state: Path) -> None:
@@ -125,8 +159,8 @@ def _holder(handle: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _prepare(state: Path) -> tuple[str, ...]:
-    """Make *state* if it is missing, and check owner, mode and file system; the warnings."""
+def _prepare(state: Path) -> tuple[int, tuple[str, ...]]:
+    """Make *state* if it is missing, and check it; its descriptor, and the warnings."""
     try:
         _make(state)
     except OSError as exc:
@@ -139,9 +173,10 @@ def _prepare(state: Path) -> tuple[str, ...]:
         raise StateRefused(f"cannot open {state}: {exc.strerror}") from exc
     try:
         _check_owner(state, os.fstat(handle))
-        return _check_file_system(state, file_system(handle))
-    finally:
+        return handle, _check_file_system(state, file_system(handle))
+    except BaseException:
         os.close(handle)
+        raise
 
 
 def _make(state: Path) -> None:

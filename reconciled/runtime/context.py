@@ -47,6 +47,8 @@ class RuntimeContext:
     adopting: set[Key] = attrs.field(factory=set, init=False)
     # Every source has reported, or its time for that is over.
     ready: bool = attrs.field(default=False, init=False)
+    # Why the state directory is not this daemon's any more; empty: it is. See StateLock.lost().
+    state_lost: Callable[[], str] = attrs.field(default=str, init=False)
     # Why no key is handed out at the moment; empty: there is no pause. Set by the dispatcher alone.
     pause_reason: str = attrs.field(default="", init=False)
     log: BoundLog = attrs.field(init=False)

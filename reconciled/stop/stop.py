@@ -8,7 +8,7 @@ limit of the stops around it count; each stop cancels one scope, its own.
 Invariants
 1. Stages only go forward; every transition is one of the methods of ``Stop`` below.
 2. A crash moves a stop to STOPPING at least, and never to HARD: one failed task must not cut
-   the critical operations of others. Only people and the clock reach HARD.
+   the critical operations of others. Only people, the clock and abort() reach HARD.
 3. No stage is longer than what it waits for: the owner of the tree leaves it when it is empty.
 """
 
@@ -187,6 +187,15 @@ class Stop:
         self._crashed = True
         self.begin(reason)
         self.end_drain(reason)
+
+    def abort(self, reason: str) -> None:
+        """Go to HARD at once: this process has lost the right to work, critical or not.
+
+        Each task still gets its cleanup.
+        """
+        self.begin(reason)
+        self.end_drain(reason)
+        self.cut(reason)
 
     def _enter_stage(self, stage: Stage) -> None:
         self._stage = stage

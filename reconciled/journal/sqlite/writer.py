@@ -8,6 +8,8 @@
 4. While the store is unwritable, from a failed commit on, writes that need not commit are refused
    at once. That ends when a commit has succeeded, the reserve is allocated, and, after a failed
    sync, the store is in new files.
+5. If the state directory is lost, another daemon may own what is at the path: nothing is changed by
+   path any more, and the store is closed as a kill would leave it.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ class Writer:
     unwritable_reason   why only writes that must commit are accepted; empty: the store is writable
     commits             transactions that changed something
     on_writable_change  called in the trio thread with each new unwritable_reason
+    state_lost          why the state directory is not this process's any more; empty: it is
     """
 
     connection: sqlite3.Connection
@@ -83,6 +86,7 @@ class Writer:
     unwritable_reason: str = ""
     commits: int = 0
     on_writable_change: Callable[[str], None] = noop
+    state_lost: Callable[[], str] = str
     # In order of arrival; a write is removed when it is finished.
     waiting: list[PendingWrite] = attrs.field(factory=list)
     _arrival: trio.Event = attrs.field(factory=trio.Event)
@@ -155,7 +159,11 @@ class Writer:
             self._finish(batch, failure, last=True)
         self.closed = True
         with self._connection_lock, contextlib.suppress(sqlite3.Error, OSError):
-            if not self._connection_closed:
+            if self._connection_closed:
+                return
+            if self.state_lost():
+                self.connection.close()  # its files are not at the path: SQLite removes none
+            else:
                 close_directory(self.connection, self.directory, self.meta)
 
     async def _commit_batch(self) -> bool:
@@ -255,6 +263,8 @@ class Writer:
     def _repair(self) -> bool:
         """Do what helps against the last failure; whether the repair is complete."""
         try:
+            if self.state_lost():
+                return False
             with self._connection_lock:
                 if self._sync_failed:
                     self._exchange()

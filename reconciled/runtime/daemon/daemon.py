@@ -44,6 +44,8 @@ from reconciled.stop.last_resort import LastResort
 # Everything but a cancellation ends the daemon with exit code 1.
 CRASHES = (Exception, GeneratorExit, SystemExit, KeyboardInterrupt)
 CHECK_INTERVAL = 5.0  # seconds; one periodic check costs microseconds
+# Seconds. Until the loss of the state directory is noticed, a second daemon may work beside this.
+STATE_INTERVAL = 1.0
 
 
 @attrs.define(eq=False)
@@ -60,6 +62,8 @@ class Daemon:
     journal: OperationJournal
     once: bool = False
     began: float = attrs.field(factory=time.monotonic)
+    # See StateLock.lost().
+    state_lost: Callable[[], str] = attrs.field(default=str, init=False)
     # None unless this is ``run --once``.
     once_progress: OnceProgress | None = attrs.field(default=None, init=False)
     assembly: Assembly = attrs.field(init=False)
@@ -95,8 +99,9 @@ class Daemon:
                 await self.resolutions.prepare()
                 await self._serve(services)
                 await self._work()
-                # A pending report of held removals is read by ``allow`` without a daemon.
-                await self.assembly.approvals.flush()
+                if not self.context.state_lost():
+                    # A pending report of held removals is read by ``allow`` without a daemon.
+                    await self.assembly.approvals.flush()
                 # What waits for the store or the log has ended: nothing is cut off here.
                 services.cancel_scope.cancel(reason="work has ended")
         except* CRASHES as group:
@@ -119,6 +124,8 @@ class Daemon:
             services=services,
             rng=random.Random(),  # noqa: S311 - spreads load
         )
+        self.context.state_lost = self.state_lost
+        self.store.writer.state_lost = self.state_lost
         if self.once:
             # Before anything runs: the first keys end while later sources are still being read.
             self.once_progress = OnceProgress(self._end_once)
@@ -160,6 +167,7 @@ class Daemon:
         self._service("removal reports", self.assembly.approvals.serve_reports)
         self._service("operation retention", OperationRetention(context).serve)
         self._service("periodic checks", self._check_periodically)
+        self._service("state directory", self._watch_state)
         self.integration.begin(self.assembly, self.commands, self._service)
         self.last_resort.begin()
 
@@ -189,6 +197,12 @@ class Daemon:
                 self.logs.log.error("signals.restored", signals=lost, reason=reason)
             for notice in self.context.loops.expire_quiet(trio.current_time()):
                 log_loop(self.context, notice)
+
+    async def _watch_state(self) -> None:
+        """Stop everything once the state directory was deleted, moved or exchanged."""
+        while True:
+            self.shutdown.check_state()
+            await trio.sleep(STATE_INTERVAL)
 
     async def _work(self) -> None:
         stop = self.context.stop

@@ -4,7 +4,9 @@
    and wakes the dispatcher.
 2. The process ends in order, with work left behind, or by the last resort. In each case ordinary
    children are ended, the stop is reported, and the log buffer is written.
-3. The exit codes are those of the contract: 0, 1, 3 and 70.
+3. The exit codes are those of the contract: 0, 1, 3 and 70; 1 outranks 3.
+4. Where the state directory was deleted, moved or exchanged, another daemon may work with what is
+   at its path: everything is stopped at once, critical operations too, and no report is written.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Shutdown:
 
     context: RuntimeContext
     crashed: bool = attrs.field(default=False, init=False)
+    # Why the state directory was found lost; empty: it was not.
+    state_lost: str = attrs.field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
         self.context.stop.on_begin = self._handle_begin
@@ -56,6 +60,19 @@ class Shutdown:
         self.context.log.critical("daemon.crashed", exc_info=error)
         self.crashed = True
         self.context.stop.crash(f"crash: {first_error(error)!r}")
+
+    def check_state(self) -> None:
+        """Stop everything if the state directory was deleted, moved or exchanged."""
+        if not self.state_lost and self._is_state_lost():
+            self.context.stop.abort(self.state_lost)
+
+    def _is_state_lost(self) -> bool:
+        """Whether the state directory is lost, now or earlier; logged the first time."""
+        if not self.state_lost:
+            self.state_lost = self.context.state_lost()
+            if self.state_lost:
+                self.context.log.critical("state.lost", reason=self.state_lost)
+        return bool(self.state_lost)
 
     def _handle_begin(self) -> None:
         """Log what began the stop, what it waits for and how long at most; wake the dispatcher."""
@@ -90,10 +107,13 @@ class Shutdown:
                 "operation.outcome_lost", key=record.key, operation=record.id, reason=reason
             )
         code = CUT if stop.registry.cut_count or lost else DONE
-        if self.crashed:
-            code = FAILED
+        code = self._outranked(code)
         self._report(code)
         return code
+
+    def _outranked(self, code: int) -> int:
+        """FAILED after a crash, or if the state directory is lost; otherwise *code*."""
+        return FAILED if self._is_state_lost() or self.crashed else code
 
     def exit_leaving_work(self, works: Sequence[Work]) -> None:
         """End the process while *works* still run after their cancellation and cleanup.
@@ -109,9 +129,10 @@ class Shutdown:
                 where=frames_of(work.task)[:FRAMES],
                 reason="it ignores its cancellation",
             )
-        self._report(CUT, kill=True)
+        code = self._outranked(CUT)
+        self._report(code, kill=True)
         self.context.logs.close()
-        os._exit(CUT)
+        os._exit(code)
 
     def collapse(self, error: BaseException) -> int:
         """Report a failure of the event loop itself, which ended every task; the exit code."""
@@ -172,7 +193,9 @@ class Shutdown:
             stacks=stacks,
             drops=context.logs.sink.statistics().dropped,
         )
-        problem = stop_report.write(report, context.state, context.logs.redactor.redact)
+        problem = self.state_lost or context.state_lost()
+        if not problem:
+            problem = stop_report.write(report, context.state, context.logs.redactor.redact)
         fields = {
             "exit_code": code,
             "duration_s": round(report.duration_s, 3),
@@ -183,7 +206,10 @@ class Shutdown:
             "keys_unserved": report.not_served,
             "report": str(context.state / stop_report.TEXT_NAME),
         }
-        if reason := "; ".join(filter(None, (stop_report.describe_exit_code(code), problem))):
+        if self.state_lost:
+            del fields["report"]
+        meaning = "" if self.state_lost else stop_report.describe_exit_code(code)
+        if reason := "; ".join(filter(None, (meaning, problem))):
             fields["reason"] = reason
         if code != DONE and report.operations:
             fields["commands"] = "reconciled journal list   # what the next start recovers"

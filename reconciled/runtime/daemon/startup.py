@@ -143,6 +143,7 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     daemon = Daemon(
         path, environ, prepared, logs, signals, integration, store, journal, once=once, began=began
     )
+    daemon.state_lost = lock.lost
     code = _run(daemon)
     if daemon.once_progress is not None and code == DONE:
         code = daemon.once_progress.log_result(logs.log)

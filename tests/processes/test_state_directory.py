@@ -1,0 +1,147 @@
+"""A state directory that is deleted, moved, exchanged or copied, beside real daemons."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import Daemon, Limits, Workspace, wait_until
+
+pytestmark = pytest.mark.processes
+
+
+def delete(state: Path) -> None:
+    # Renamed first: the daemon may add a file while the tree is removed.
+    doomed = state.with_name("doomed")
+    state.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def move(state: Path) -> None:
+    state.rename(state.with_name("moved"))
+
+
+def exchange(state: Path) -> None:
+    shutil.copytree(state, state.with_name("new"), ignore=shutil.ignore_patterns("*.sock"))
+    move(state)
+    state.with_name("new").rename(state)
+
+
+def delete_content(state: Path) -> None:
+    for entry in state.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def exchange_lock(state: Path) -> None:
+    (state / "lock").unlink()
+    (state / "lock").touch(0o600)
+
+
+LOSSES = [delete, move, exchange, delete_content, exchange_lock]
+
+
+def a_running_program(workspace: Workspace, do: str) -> Daemon:
+    """A daemon with a program that would run for a minute."""
+    workspace.configure(Limits(drain=60, critical=60, cleanup=2))
+    argv = ["sh", "-c", f"touch {workspace.root}/began; sleep 60"]
+    workspace.declare("a", do=do, argv=argv, budget="50s")
+    daemon = workspace.started()
+    wait_until((workspace.root / "began").exists, "the program")
+    return daemon
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_state_directory_deleted_or_moved_under_a_running_daemon(
+    workspace: Workspace, lose: Callable[[Path], None]
+) -> None:
+    """Everything is stopped in stages, critical work included, and the exit code is 1."""
+    daemon = a_running_program(workspace, "critical_program")
+    lose(workspace.state)
+    assert daemon.ended().code == 1
+    lost = daemon.last("state.lost")
+    assert str(workspace.state) in lost["reason"]
+    assert "while the daemon was running" in lost["reason"]
+    assert daemon.last("stop.began")["reason"] == lost["reason"]
+    ended = daemon.last("stop.ended")
+    assert (ended["exit_code"], ended["stage"], ended["cut"]) == (1, "HARD", 1)
+    assert lost["reason"] in ended["reason"]
+    assert daemon.left() == []
+    assert not (workspace.state / "last-stop.json").exists()
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_lost_state_directory_of_an_ordinary_program(
+    workspace: Workspace, lose: Callable[[Path], None]
+) -> None:
+    """Ordinary work is cancelled without a drain."""
+    daemon = a_running_program(workspace, "program")
+    lose(workspace.state)
+    assert daemon.ended().code == 1
+    assert daemon.left() == []
+
+
+def test_second_daemon_on_an_exchanged_directory_is_left_alone(workspace: Workspace) -> None:
+    """The daemon that lost its directory changes nothing in the store of its successor."""
+    first = a_running_program(workspace, "critical_program")
+    first.send(19)  # halted, so that the second one certainly starts before it notices
+    move(workspace.state)
+    (workspace.resources / "a.yaml").unlink()
+    workspace.declare("b")
+    second = workspace.started()
+    first.send(18)
+    assert first.ended().code == 1
+    assert first.left() == []
+    assert second.alive
+    second.send(9)
+    second.ended()
+    third = workspace.started()
+    assert third.all("journal.damaged") == []
+    assert third.stop().code == 0
+
+
+def test_loss_is_noticed_by_a_stop_in_progress(workspace: Workspace) -> None:
+    """The loss during a stop cuts what the stop waits for; 1 outranks 3."""
+    daemon = a_running_program(workspace, "critical_program")
+    daemon.send(15)
+    daemon.wait_for("stop.began")
+    delete(workspace.state)
+    assert daemon.ended().code == 1
+
+
+def test_loss_at_the_end_of_a_stop(workspace: Workspace) -> None:
+    """A loss that no check noticed in time is found at the end of the stop."""
+    workspace.configure()
+    daemon = workspace.started()
+    daemon.send(19)
+    exchange(workspace.state)
+    daemon.send(15)
+    daemon.send(18)
+    assert daemon.ended().code == 1
+    assert not (workspace.state / "last-stop.json").exists()
+
+
+def test_moved_state_directory_keeps_its_operations(workspace: Workspace) -> None:
+    """After the directory is moved back, the next start recovers what was cut."""
+    daemon = a_running_program(workspace, "critical_program")
+    move(workspace.state)
+    assert daemon.ended().code == 1
+    (workspace.root / "moved").rename(workspace.state)
+    daemon = workspace.started()
+    assert daemon.all("journal.damaged") == []
+    assert daemon.last("operation.found_open")["key"] == "c/a"
+
+
+def test_left_behind_work_of_a_lost_directory(workspace: Workspace) -> None:
+    """1 outranks 3, also if a task ignores its cancellation."""
+    workspace.configure(Limits(drain=60, critical=60, cleanup=0.5))
+    workspace.declare("a", do="thread", seconds=60)
+    daemon = workspace.started()
+    daemon.wait_for("probe.began")
+    delete(workspace.state)
+    assert daemon.ended().code == 1
+    assert daemon.all("stop.left_behind")
