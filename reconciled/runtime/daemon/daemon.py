@@ -278,7 +278,7 @@ class Daemon:
             self.once_progress.begin(controllers)
 
     def _end_once(self) -> None:
-        self.commands.stop("every key has been reconciled once")
+        self.commands.stop("run --once: every key has an outcome")
 
     # -- reload --------------------------------------------------------------
 

@@ -217,7 +217,7 @@ class Reloader:
         names = {
             "started": sorted(ready.config.name for ready in swap.started),
             "kept": sorted(swap.kept),
-            "left": sorted(swap.removed),
+            "removed": sorted(swap.removed),
             "stalled": sorted(stalled),
         }
         self.log.info("reload.done", **names)

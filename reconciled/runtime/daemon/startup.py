@@ -194,7 +194,7 @@ def _log_store_condition(logs: Logs, store: Store, journal: OperationJournal) ->
         logs.log.error(
             "journal.degraded",
             reason=store.degraded_reason,
-            commands='reconciled journal resolve --all --abandon --why "…"',
+            commands=['reconciled journal resolve --all --abandon --why "…"'],
         )
     for record in journal.list_open():
         logs.log.warning(

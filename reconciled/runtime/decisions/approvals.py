@@ -123,7 +123,7 @@ class RemovalApprovals:
             owned=held.owned,
             keys=list(held.keys[:SHOWN]),
             reason=str(held),
-            commands=f"reconciled allow {controller}",
+            commands=[f"reconciled allow {controller}"],
         )
 
     # -- approvals ---------------------------------------------------------------------------

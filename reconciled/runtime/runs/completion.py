@@ -64,6 +64,8 @@ def finish_run(run: FinishedRun) -> None:
         _update_status(run, now)
     else:
         _interrupted(run, now)
+    if run.recovered and outcome is Outcome.DONE:
+        return  # the key is queued again for its present declaration, whose outcome counts
     if (on_outcome := run.controller.context.on_outcome) is not None:
         on_outcome(run.job.key, run.result, run.job.failures)
 

@@ -88,6 +88,34 @@ async def test_a_key_that_recovers_in_time_is_done(
     assert whole_daemon.once_exit_code == DONE
 
 
+async def test_the_declaration_is_applied_after_a_recovery(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """A recovered key counts only when its present declaration is applied as well."""
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x", 1)]
+    seen = []
+
+    async def nothing() -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def act(request: Any) -> Result:
+        seen.append(request.spec.value)
+        async with request.operation("write") as operation:
+            await operation.step("one", nothing)
+            if len(seen) == 1:
+                whole_daemon.declare("a", thing("x", 2))
+                raise OSError("no network")
+        return done()
+
+    whole_daemon.acts = {"a/x": act}
+    async with whole_daemon.running(once=True):
+        await trio.sleep(60)
+        assert whole_daemon.exit_code == 0
+    assert seen == [1, 1, 2]
+    assert whole_daemon.once_exit_code == DONE
+
+
 async def test_timers_do_not_count(whole_daemon: WholeDaemon, autojump_clock: MockClock) -> None:
     """``run --once`` reconciles what is declared, and waits for no schedule."""
     whole_daemon.timers.add("a")
