@@ -34,6 +34,12 @@ def execute(arguments: argparse.Namespace) -> int:
             print_line(f"No removals of {controller} are held.")
             return NOT_FOUND
         write_approval(config.state, held)
+    except PermissionError as error:
+        print_error(
+            f"reconciled allow: {error.filename}: permission denied: run as root, or as the"
+            " daemon's user"
+        )
+        return FAILED
     except (OSError, ValueError) as error:
         print_error(f"reconciled allow: {error}")
         return FAILED

@@ -35,7 +35,7 @@ UNBUILT_VERBS = {
     "describe": "show everything about one resource",
     "events": "show events",
     "queue": "show waiting and delayed keys",
-    "tasks": "show the task tree (until then: SIGUSR2 logs it)",
+    "tasks": "show the task tree; kill -USR2 logs it",
     "reconcile": "reconcile a key now",
     "suspend": "suspend reconciling of a key",
     "resume": "resume reconciling of a key",

@@ -76,7 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
     unread = report_problems(prepared, scans)
     missing = sorted(set(arguments.keys) - {each.key for each in planned})
     for key in missing:
-        print_error(f"{key}: is neither declared nor applied")
+        print_error(f"{key}: unknown key, neither declared nor applied: write CONTROLLER/NAME")
     if arguments.json:
         print_json([_as_data(each) for each in planned])
     else:

@@ -149,7 +149,13 @@ class StoreDamaged(Exception):
 class StoreUnusable(Exception):
     """The store cannot be opened or read. str() says why and what to do."""
 
-    def __init__(self, store: Path, why: str) -> None:
+    def __init__(self, store: Path, why: Exception | str) -> None:
+        if isinstance(why, PermissionError):
+            super().__init__(
+                f"the store {store} cannot be read: permission denied: run as root, or as the "
+                f"daemon's user"
+            )
+            return
         super().__init__(
             f"the store {store} cannot be used: {why}. Repair it, or move it away: the daemon "
             f"then starts without a record of what was applied, and removes nothing for it"

@@ -164,13 +164,18 @@ def _prepare(state: Path) -> tuple[int, tuple[str, ...]]:
     try:
         _make(state)
     except OSError as exc:
-        raise StateRefused(f"cannot make {state}: {exc.strerror}") from exc
+        raise StateRefused(
+            f"cannot create {state}: {exc.strerror}: create it for the daemon's user, or set"
+            " another directory as state:"
+        ) from exc
     try:
         handle = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as exc:
         if exc.errno == errno.ENOTDIR:
             raise StateRefused(f"{state} is not a directory") from exc
-        raise StateRefused(f"cannot open {state}: {exc.strerror}") from exc
+        raise StateRefused(
+            f"cannot open {state}: {exc.strerror}: run as root, or as the daemon's user"
+        ) from exc
     try:
         _check_owner(state, os.fstat(handle))
         return handle, _check_file_system(state, file_system(handle))

@@ -217,7 +217,8 @@ class Work:
             yield True
         if scope.cancelled_caught:
             now = trio.current_time()
-            allowed = scope.deadline - opened_at
+            # Negative where earlier cleanups of this work have used up the allowance.
+            allowed = max(0.0, scope.deadline - opened_at)
             self.stop.registry.record_cleanup_cut(
                 Cut(
                     f"cleanup {name}",

@@ -170,7 +170,7 @@ class DirectoryWatcher:
 
 def _describe_os_error(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT:
-        return f"{path} is missing"
+        return f"{path} does not exist"
     if error.errno == errno.ENOTDIR:
         return f"{path} is not a directory"
     return f"{path} cannot be listed: {error.strerror or error}"

@@ -223,7 +223,7 @@ def test_show_prints_steps_and_output_of_programs(desk: Desk) -> None:
     assert data["hold"]["reason"] == HOLD.reason
     assert data["output"] == [f"@/state/operations/{identity}/apply.log"]
     assert [step["state"] for step in data["steps"]] == ["done", "started"]
-    assert len(data["settle"]) == 3
+    assert len(data["commands"]) == 3
 
 
 def test_show_does_not_print_the_spec(desk: Desk) -> None:

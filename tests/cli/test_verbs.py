@@ -147,7 +147,7 @@ WRONG = {
     ),
     "a missing directory": (
         "state: x\nplugins: {directories: [plugins]}\n" + CONTROLLER.replace("m}", "missing}"),
-        ["@/r.yaml:4:3: directory @/missing cannot be read: @/missing is missing"],
+        ["@/r.yaml:4:3: directory @/missing cannot be read: @/missing does not exist"],
         {"references": "ok", "manifests": "1 problem"},
     ),
 }
@@ -272,7 +272,7 @@ def test_plan_of_some_keys(desk: Desk) -> None:
     assert (result.code, result.lines[-1]) == (1, "1 key: 1 to change, 0 as desired.")
     result = desk.say("plan", "c/a", "c/zz")
     assert result.code == 70
-    assert result.err == "c/zz: is neither declared nor applied\n"
+    assert result.err == "c/zz: unknown key, neither declared nor applied: write CONTROLLER/NAME\n"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_c10_plan_of_an_unreadable_source(desk: Desk) -> None:
     (desk.root / "m").rmdir()
     result = desk.say("plan")
     assert result.code == 70
-    assert result.err == "directory @/m cannot be read: @/m is missing\n"
+    assert result.err == "directory @/m cannot be read: @/m does not exist\n"
     assert result.out == "0 keys: 0 to change, 0 as desired.\n"
 
 

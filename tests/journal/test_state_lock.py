@@ -106,7 +106,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StateRefused, match="is not a directory"):
         StateLock.acquire(tmp_path / "state")
-    with pytest.raises(StateRefused, match="cannot make"):
+    with pytest.raises(StateRefused, match="cannot create"):
         StateLock.acquire(tmp_path / "state" / "below")
 
 

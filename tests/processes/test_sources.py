@@ -144,7 +144,7 @@ def test_c10_2_a_mass_deletion_is_held_until_it_is_allowed(workspace: Workspace)
         new = workspace.root / manifest.name
         manifest.rename(new)
     held = daemon.wait_for("removals.held", count=7, owned=8)
-    assert held["commands"] == "reconciled allow c"
+    assert held["commands"] == ["reconciled allow c"]
     daemon.stop()
     assert len(_contents(root)) == 8
     # They are held across a restart too.

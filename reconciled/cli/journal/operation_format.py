@@ -24,6 +24,7 @@ _MEANS = {
     "--back": "undo what it did, in a new operation",
     "--abandon": "close it, neither done nor undone; the next reconcile starts over",
 }
+_OPEN = "Open: the daemon recovers it, at its next start if no daemon is running."
 _NO_RESULT = "started, no result recorded: it may or may not have taken effect"
 _MAX_DATA = 200  # characters of a step's data
 
@@ -79,11 +80,11 @@ def as_data(
             "why": pending.why,
             "at": _iso(pending.at),
         },
-        "notes": [
+        "decisions": [
             {"at": _iso(note.at), "who": note.who or None, "what": note.what, "why": note.why}
             for note in record.notes
         ],
-        "settle": list(resolve_commands(record.id, can_undo=can_undo)) if held else [],
+        "commands": list(resolve_commands(record.id, can_undo=can_undo)) if held else [],
     }
 
 
@@ -143,6 +144,8 @@ def format_operation(  # noqa: PLR0913 - one argument for each source of facts
         paragraphs.append([f"Decided, and not carried out yet: {decided}", f"  {why}"])
     elif record.ending is None and record.hold is not None:
         paragraphs.append(_resolve_commands(record, can_undo=can_undo))
+    elif record.ending is None:
+        paragraphs.append([_OPEN])
     if record.notes:
         paragraphs.append(["Decisions:", *(_note(note) for note in record.notes)])
     if output:

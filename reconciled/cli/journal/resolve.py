@@ -38,8 +38,8 @@ WAIT = 5.0  # seconds for a running daemon to take the decision
 POLL_INTERVAL = 0.05
 _EFFECTS = {
     Resolution.COMPLETE: "is recorded as done: nothing runs for it",
-    Resolution.FORWARD: "continues",
-    Resolution.BACK: "is undone",
+    Resolution.FORWARD: "continues at the step that it reached",
+    Resolution.BACK: "is undone in a new operation",
     Resolution.ABANDON: "is closed, neither done nor undone",
 }
 
@@ -57,6 +57,10 @@ def execute(arguments: argparse.Namespace, target: JournalTarget) -> int:
     request = ResolutionRequest(ALL_OPERATIONS, resolution, login_name(), why, time.time())
     command = ResolveCommand(target, request)
     return command.resolve_all() if arguments.all else command.resolve_one(arguments.id.upper())
+
+
+def _unheld_remedy(record: OperationRecord) -> str:
+    return "; the daemon recovers an open one when it starts" if record.ending is None else ""
 
 
 def _usage(text: str) -> int:
@@ -103,7 +107,7 @@ class ResolveCommand:
         if record.hold is None:
             print_error(
                 f"{record.id} ({record.key}) is not held, its state is {state_of(record)}:"
-                " only a held operation can be resolved"
+                f" only a held operation can be resolved{_unheld_remedy(record)}"
             )
             return FAILED
         if self.request.resolution is Resolution.BACK:

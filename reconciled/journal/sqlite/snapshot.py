@@ -32,7 +32,7 @@ def open_snapshot(state: Path) -> Iterator[sqlite3.Connection | None]:
         try:
             found = _copy(store / FILE, copy)
         except OSError as exc:
-            raise StoreUnusable(store, str(exc)) from exc
+            raise StoreUnusable(store, exc) from exc
         if not found:
             yield None
             return

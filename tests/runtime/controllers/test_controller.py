@@ -409,7 +409,7 @@ async def test_c10_many_removals_are_held_until_they_are_approved(
         assert script.removals == []
         (line,) = runtime.log_lines("removals.held")
         assert (line["count"], line["owned"]) == (7, 8)
-        assert line["commands"] == "reconciled allow c"
+        assert line["commands"] == ["reconciled allow c"]
         held = read_pending(runtime.context.state, "c")
         assert held == PendingApproval("c", tuple(key(name) for name in NAMES[1:]), 8)
         # Ticks, time and an equal snapshot do not release them.

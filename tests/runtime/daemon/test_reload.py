@@ -41,7 +41,7 @@ async def test_c13_unchanged_controllers_run_on_untouched(
         whole_daemon.configure("a", f"b: {FAST}}}")
         await whole_daemon.reload()
         (line,) = whole_daemon.log_lines("reload.done")
-        assert (line["kept"], line["started"], line["left"]) == (["a"], ["b"], [])
+        assert (line["kept"], line["started"], line["removed"]) == (["a"], ["b"], [])
         assert daemon.controllers["a"] is before["a"]
         assert daemon.controllers["b"] is not before["b"]
         assert [len(whole_daemon.sources[name]) for name in "ab"] == [1, 2]
