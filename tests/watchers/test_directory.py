@@ -494,13 +494,13 @@ async def test_missing_is_not_empty(manifests: Path) -> None:
     async with watching(manifests) as reports:
         await reports.declare(a="1")
         move(manifests, manifests.with_name("away"))
-        await reports.unavailable("is missing")
+        await reports.unavailable("does not exist")
         move(manifests.with_name("away"), manifests)
         await reports.declare(a="1")
         (manifests / "b.yaml").write_text("b 1")
         await reports.declare(a="1", b="1")
         shutil.rmtree(manifests)
-        await reports.unavailable("is missing")
+        await reports.unavailable("does not exist")
         write(manifests, "a file")
         await reports.unavailable("is not a directory")
     assert not [r for r in reports.all if isinstance(r, Snapshot) and not r.manifests]
@@ -510,7 +510,7 @@ async def test_a_directory_missing_with_its_parents_is_awaited(tmp_path: Path) -
     """A directory that is missing at the start is awaited, with its parents."""
     path = tmp_path / "x" / "y"
     async with watching(path) as reports:
-        await reports.unavailable("is missing")
+        await reports.unavailable("does not exist")
         path.mkdir(parents=True)
         (path / "a.yaml").write_text("a 1")
         await reports.declare(a="1")

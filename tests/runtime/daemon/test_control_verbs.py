@@ -57,7 +57,7 @@ async def test_a_reload_replies_after_the_swap(
         whole_daemon.configure("a", f"c: {FAST}}}")
         answer = await verbs(daemon).reload(ROOT)
         assert answer == ControlReply(
-            0, ("The new configuration is in force.", "started: c", "kept: a", "left: b")
+            0, ("The new configuration is in force.", "started: c", "kept: a", "removed: b")
         )
         assert sorted(daemon.controllers) == ["a", "c"]
 
