@@ -3,7 +3,8 @@
 1. A set is held when it has more than ``above`` keys and is more than a ``share`` of what was
    owned. Removals of the last minute are included: a slow mass deletion does not pass in slices.
 2. A held key stays held until exactly that key is approved or declared again. A set that shrinks
-   below the limits is not released: what made it small is not known to be intended.
+   below the limits is not released: what made it small is not known to be intended. Nor does
+   a reload or a restart release it.
 3. An approval is for one removal of one key, and lapses when the key is declared again.
 """
 
@@ -83,6 +84,11 @@ class RemovalGuard:
         passing = undecided - self._held
         self._recent |= dict.fromkeys(passing, now)
         return frozenset(approved | passing)
+
+    def restore(self, held: HeldRemovals) -> None:
+        """Hold again what an earlier guard of the controller held, before the first decision."""
+        self._held |= set(held.keys)
+        self._owned, self._since = held.owned, held.since
 
     def approve(self, keys: Iterable[Key]) -> None:
         """Approve exactly *keys*, once: at the next decision, which may be the first one."""

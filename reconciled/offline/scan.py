@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 import trio
 
 from reconciled.core.desired_state import Changes, DesiredState
 from reconciled.core.problems import Problem
-from reconciled.core.removal_guard import RemovalGuard
+from reconciled.core.removal_guard import HeldRemovals, RemovalGuard
 from reconciled.core.resources import Fingerprint, Key, Manifest
 from reconciled.core.sources import Report, Snapshot, Tick, Unavailable, Watcher
+from reconciled.journal.removal_approvals import read_pending
 from reconciled.journal.sqlite.store import Applied
 from reconciled.runtime.controllers.factory import build_watchers
 from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig
@@ -58,13 +61,15 @@ async def scan_sources(
     """
     limit = prepared.config.stop.critical if critical is None else critical
     return [
-        await _scan_controller(ready, applied.get(ready.config.name, {}), limit)
+        await _scan_controller(
+            ready, applied.get(ready.config.name, {}), limit, prepared.config.state
+        )
         for ready in prepared.ready
     ]
 
 
 async def _scan_controller(
-    ready: LoadedController, applied: Mapping[Key, Applied], critical: float
+    ready: LoadedController, applied: Mapping[Key, Applied], critical: float, state: Path
 ) -> ControllerScan:
     watchers = [each for each in build_watchers(ready, lambda: critical) if each.declares]
     removals = ready.config.removals
@@ -75,6 +80,10 @@ async def _scan_controller(
         RemovalGuard(removals.share, removals.above),
         set(applied),
     )
+    with contextlib.suppress(OSError, ValueError):  # a daemon that starts logs it
+        if pending := read_pending(state, ready.config.name):
+            held = HeldRemovals(pending.keys, pending.owned, trio.current_time())
+            desired.guard.restore(held)
     changes = Changes()
     unavailable: dict[str, str] = {}
     problems: set[Problem] = set()

@@ -53,6 +53,17 @@ def test_removals_far_apart_are_not_counted_together() -> None:
     assert guard.decide(some(4, 8), some(4, 8), now=WINDOW) == some(4, 8)
 
 
+def test_a_guard_holds_again_what_an_earlier_one_held() -> None:
+    """A restored key is held although its set is small now; one that is declared again is not."""
+    guard = RemovalGuard()
+    guard.restore(HeldRemovals(tuple(KEYS[:6]), 8, 1.0))
+    assert guard.decide(some(2, 6), OWNED, now=2.0) == frozenset()
+    assert guard.held == HeldRemovals(tuple(KEYS[2:6]), len(OWNED), 1.0)
+    guard.approve(some(2, 6))
+    assert guard.decide(some(2, 6), OWNED, now=3.0) == some(2, 6)
+    assert guard.held is None
+
+
 def test_held_keys_stay_held() -> None:
     """Neither time nor a smaller share nor a smaller set releases a held key."""
     guard = RemovalGuard()

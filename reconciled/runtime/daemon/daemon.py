@@ -248,8 +248,11 @@ class Daemon:
             return  # a stop began meanwhile: the intake is closing
         # Before the first report: it decides what is held, and recovery precedes all other work.
         await self.assembly.approvals.inbox.scan(name)
+        held = await self.assembly.approvals.last_held(name)
         if self.context.stop.began.is_set():
             return
+        if held is not None:
+            controller.desired.guard.restore(held)
         enqueue_open_operations(controller, trio.current_time())
         self._intake.start_soon(self.context.stop.guard, controller.watch, name=f"intake of {name}")
         for warning in loaded.plugin.warnings:

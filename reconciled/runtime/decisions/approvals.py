@@ -1,7 +1,8 @@
 """Held removals in the daemon: reported to people in NAME.held, approved by them in NAME.allow.
 
 Removals are held in memory, by the guard of their controller: a report that is not written yet
-delays a person's decision, and never lets a removal pass.
+delays a person's decision, and never lets a removal pass. The guard of a controller that starts
+holds again what was reported last, by this daemon or an earlier one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class RemovalApprovals:
     # A kill between the removal of its file and its effect: a person is asked again.
     at_most_once: bool = attrs.field(default=True, init=False)
     inbox: Inbox[frozenset[Key]] = attrs.field(init=False)
-    _reported: dict[str, tuple[Key, ...]] = attrs.field(factory=dict, init=False)
+    _reported: dict[str, HeldRemovals | None] = attrs.field(factory=dict, init=False)
     # The last report of each controller that has one to be written, the oldest first.
     _unwritten: dict[str, HeldRemovals | None] = attrs.field(factory=dict, init=False)
     # Reports that could not be written, for the next try.
@@ -61,14 +62,27 @@ class RemovalApprovals:
 
         None also removes the report of an earlier daemon: only for what is known not to be held.
         """
-        keys = () if held is None else held.keys
-        if self._reported.get(controller) == keys:
+        if controller in self._reported and _keys(self._reported[controller]) == _keys(held):
             return
-        self._reported[controller] = keys
+        self._reported[controller] = held
         self._unwritten.pop(controller, None)
         self._failed.pop(controller, None)
         self._unwritten[controller] = held
         self._changed.set()
+
+    async def last_held(self, controller: str) -> HeldRemovals | None:
+        """What was held by the last report, which may be that of an earlier daemon."""
+        if controller in self._reported:
+            return self._reported[controller]
+        try:
+            read = partial(removal_approvals.read_pending, self.state, controller)
+            report = await self.inbox.run(read)
+        except (OSError, ValueError) as error:
+            self.log.error("removals.unreadable", controller=controller, reason=str(error))
+            return None
+        if report is None:
+            return None
+        return HeldRemovals(tuple(sorted(report.keys)), report.owned, trio.current_time())
 
     async def serve_reports(self) -> None:
         """Write reports as they come; for a service nursery. Runs until cancelled.
@@ -153,3 +167,7 @@ class RemovalApprovals:
     def log_polling(self, reason: str) -> None:
         """Log that approvals are found by scans."""
         self.log.warning("removals.polling", reason=reason, poll_interval_s=SCAN_INTERVAL)
+
+
+def _keys(held: HeldRemovals | None) -> tuple[Key, ...]:
+    return () if held is None else held.keys

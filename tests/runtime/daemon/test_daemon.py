@@ -279,6 +279,39 @@ async def test_an_approval_without_a_daemon_is_used_at_the_start(
         assert read_pending(whole_daemon.state, "a") is None
 
 
+async def test_a_restart_releases_no_held_removal(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """A held set that has shrunk below the limits while no daemon ran needs its approval still."""
+    names = [f"k{number}" for number in range(8)]
+    whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
+    whole_daemon.declared["a"] = [thing(name) for name in names]
+    async with whole_daemon.running():
+        whole_daemon.declare("a", thing("k0"))
+        await whole_daemon.wait_all_blocked()
+    whole_daemon.declared["a"] = [thing(name) for name in names[:6]]
+    async with whole_daemon.running():
+        assert whole_daemon.removed == []
+        held = read_pending(whole_daemon.state, "a")
+        assert held == PendingApproval("a", (Key("a/k6"), Key("a/k7")), 8)
+        write_approval(whole_daemon.state, held)
+        await whole_daemon.wait_all_blocked()
+        assert sorted(whole_daemon.removed) == ["a/k6", "a/k7"]
+
+
+async def test_a_report_that_cannot_be_read_is_logged(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """A start continues where what an earlier daemon held is unknown."""
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    (whole_daemon.state / "removals").mkdir()
+    (whole_daemon.state / "removals" / "a.held").write_text("[]")
+    async with whole_daemon.running():
+        assert whole_daemon.ran == ["a/x"]
+        assert whole_daemon.log_lines("removals.unreadable", controller="a")
+
+
 async def test_an_approval_without_its_controller_is_logged(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:

@@ -324,6 +324,25 @@ async def test_c13_held_removals_outlive_a_reload(
         assert len(held.keys) == 7
 
 
+async def test_c13_a_reload_releases_no_held_removal(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """A held set that has shrunk below the limits stays held under the new controller."""
+    whole_daemon.configure("a: {reconciler: 'mine:Removing'}")
+    whole_daemon.declared["a"] = [thing(f"k{number}") for number in range(8)]
+    async with whole_daemon.running() as daemon:
+        whole_daemon.declare("a", thing("k0"))
+        await whole_daemon.wait_all_blocked()
+        whole_daemon.declare("a", *(thing(f"k{number}") for number in range(6)))
+        await whole_daemon.wait_all_blocked()
+        whole_daemon.configure("a: {reconciler: 'mine:Removing', concurrency: 9}")
+        await whole_daemon.reload()
+        assert whole_daemon.removed == []
+        held = daemon.controllers["a"].desired.guard.held
+        assert held is not None
+        assert held.keys == ("a/k6", "a/k7")
+
+
 async def test_c13_many_requests_are_one_reload(
     whole_daemon: WholeDaemon, autojump_clock: MockClock
 ) -> None:
