@@ -21,6 +21,7 @@ MESSAGE_IDS: Mapping[str, str] = MappingProxyType(
         "daemon.failed": "4b5c03f763de466ebd53cc12bf9efd6f",
         "daemon.crashed": "4828076056f44b908b857403b36b2de6",
         "state.lost": "08e6157eaf044b30a21203b83a1cf633",
+        "state.copied": "eefb2cbeb0d845efb979590054fc147c",
         "config.invalid": "05b12c3cf296425899c928092c1a8bfb",
         "unit.timeout_too_short": "10ac4b1b69a341a7b6b2403287ae2466",
         "reload.failed": "ebb430080cb94be3bbe6521e2e5b0de2",

@@ -48,12 +48,24 @@ class Assignment:
 
 
 @attrs.frozen
+class Directory:
+    """A directory, identified among all of one boot; 0: unknown, of an older version."""
+
+    inode: int = 0
+    device: int = 0
+
+
+@attrs.frozen
 class ChildRecord:
-    """``child``: the last program that the operation started, and its small parent."""
+    """``child``: the last program that the operation started, and its small parent.
+
+    state  the state directory in which it was written
+    """
 
     assignment: Assignment
     program: Identity
     parent: Identity
+    state: Directory = Directory()
 
 
 @attrs.frozen
@@ -88,7 +100,10 @@ def read_child(directory: Path) -> ChildRecord | None:
         return None
     try:
         return ChildRecord(
-            _assignment(data), Identity(**data["program"]), Identity(**data["parent"])
+            _assignment(data),
+            Identity(**data["program"]),
+            Identity(**data["parent"]),
+            Directory(**data.get("state", {})),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _damage(file, error) from error

@@ -145,6 +145,11 @@ class SurvivorReaper:
             if survivor is not None and survivor.alive:
                 yield survivor
             elif survivor is not None:
+                if survivor.runs_elsewhere:
+                    self.log(
+                        f"{survivor.assignment.action} of operation {directory.name} was left"
+                        " alone: it belongs to the directory that this one is a copy of"
+                    )
                 survivor.close()
 
     def _make_target(self, survivor: Survivor) -> ReapTarget:
@@ -171,7 +176,9 @@ class SurvivorReaper:
         elif not target.given_up:
             target.given_up = True
             pid = "" if survivor is None else f" (pid {survivor.record.program.pid})"
-            if target.last_signal:
+            if survivor is not None and not survivor.owned:
+                why = "was left alone: the state directory is on another device than at its start"
+            elif target.last_signal:
                 why = "did not end after SIGKILL: check the device or file system that it uses"
             else:
                 why = "could not be signalled: end it by hand"

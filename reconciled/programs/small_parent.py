@@ -54,7 +54,8 @@ def main() -> int:
     record = request[5] + b'"program": {"pid": %d, "started": %d}' % (pid, started)
     mine = b'"parent": {"pid": %d, "started": %d}' % (posix.getpid(), _start_time(b"self"))
     try:
-        _write_durably(directory, "child", record + b", " + mine + b"}\n")
+        child = record + b", " + mine + b", " + _state_directory(directory) + b"}\n"
+        _write_durably(directory, "child", child)
         _sync_parent_directory(directory)
     except OSError as error:
         return _abort_start(pid, go, daemon, b"X %d" % (error.errno or 0))
@@ -192,6 +193,12 @@ def _write_durably(directory: int, name: str, data: bytes) -> None:
         posix.close(file)
     posix.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     posix.fsync(directory)
+
+
+def _state_directory(directory: int) -> bytes:
+    """Which state directory this record belongs to: a copy of it has another inode."""
+    state = posix.stat("../..", dir_fd=directory)
+    return b'"state": {"inode": %d, "device": %d}' % (state.st_ino, state.st_dev)
 
 
 def _sync_parent_directory(directory: int) -> None:

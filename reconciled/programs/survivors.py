@@ -4,7 +4,10 @@
    only while the program itself keeps the group's number. After that, a process of the group
    counts as a member only if its environment names the operation, and is signalled by a pidfd.
 2. The outcome of a program is what its small parent recorded: without a record there is none.
-3. A survivor is over when the program, its small parent and all members of its group have ended.
+3. A record in a copy of the state directory names a program of the original: for the copy it has
+   ended, and it is never signalled. If only the device differs, as in a snapshot or after a
+   remount, it may be either: it is waited for and never signalled.
+4. A survivor is over when the program, its small parent and all members of its group have ended.
    The small parent ends the members; if it was killed, wait() and terminate() do.
 
 trio is imported only where the code waits with it: ``reconciled reap`` needs the rest.
@@ -13,6 +16,7 @@ trio is imported only where the code waits with it: ``reconciled reap`` needs th
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import select
 import signal
@@ -28,6 +32,7 @@ from reconciled.programs.processes import Process, all_processes, find_process
 from reconciled.programs.program_records import (
     Assignment,
     ChildRecord,
+    Directory,
     EndRecord,
     Identity,
     boot_id,
@@ -54,6 +59,8 @@ class Survivor:
     _same_boot: bool  # recorded during the current boot
     _program: int = -1  # pidfd; -1: it has ended
     _parent: int = -1
+    # The record was written in this state directory: not in a copy or snapshot of it.
+    owned: bool = True
 
     def __repr__(self) -> str:
         assignment = self.assignment
@@ -121,6 +128,8 @@ class Survivor:
 
         A program that has ended and is not reaped yet keeps the number of its group.
         """
+        if not self.owned:
+            return False
         program = self.record.program
         if not self._same_boot or not _is_running(program):
             sent = [send_signal(process, number) for process in self.remaining_members()]
@@ -132,7 +141,7 @@ class Survivor:
 
     def kill_parent(self) -> None:
         """Kill the small parent, which outlives its program while it cannot record the end."""
-        if _is_alive(self._parent):
+        if self.owned and _is_alive(self._parent):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parent, signal.SIGKILL)
 
@@ -151,6 +160,12 @@ class Survivor:
             for each in all_processes()
             if each.group == group and each.alive and has_operation_variable(each, self.directory)
         ]
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether it is a live program of the directory that this one is a copy of."""
+        copied = not self.owned and not self._same_boot
+        return copied and _is_running(self.record.program)
 
     def _has_end(self) -> bool:
         """Whether an end is recorded; a damaged record does not show that the group has ended."""
@@ -188,6 +203,9 @@ def find_survivor(directory: Path) -> Survivor | None:
         return None
     if not record.assignment.boot_id or record.assignment.boot_id != boot_id():
         return Survivor(directory, record, same_boot=False)
+    origin = _compare_state(record.state, directory)
+    if origin is _Origin.COPIED:
+        return Survivor(directory, record, same_boot=False, owned=False)
     for identity in (record.program, record.parent):
         if is_hidden(identity.pid):
             raise RecordDamaged(
@@ -196,11 +214,28 @@ def find_survivor(directory: Path) -> Survivor | None:
             )
     program = _open_pidfd(record.program)
     try:
-        return Survivor(directory, record, True, program, _open_pidfd(record.parent))  # noqa: FBT003
+        parent = _open_pidfd(record.parent)
+        return Survivor(directory, record, True, program, parent, origin is _Origin.OURS)  # noqa: FBT003
     except BaseException:
         if program >= 0:
             os.close(program)
         raise
+
+
+class _Origin(enum.Enum):
+    """In which state directory a record was written."""
+
+    OURS = enum.auto()
+    OTHER_DEVICE = enum.auto()
+    COPIED = enum.auto()
+
+
+def _compare_state(recorded: Directory, directory: Path) -> _Origin:
+    """Compare the state directory of a record with that of the operation's *directory*."""
+    state = (directory / "../..").stat()
+    if not recorded.inode or recorded == Directory(state.st_ino, state.st_dev):
+        return _Origin.OURS
+    return _Origin.OTHER_DEVICE if recorded.inode == state.st_ino else _Origin.COPIED
 
 
 def _open_pidfd(identity: Identity) -> int:

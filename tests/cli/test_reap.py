@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -105,6 +107,47 @@ def test_ordinary_program_is_ended_at_once(state: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == (
         f"reconciled reap: sent SIGTERM to apply of operation {ID}\n"
     )
+
+
+def test_reap_on_a_copy_signals_no_program_of_the_original(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that a copied record names belongs to the original's daemon."""
+    directory = left_behind(state, ENDS_ON_GO)
+    copy = state.with_name("copy")
+    shutil.copytree(state, copy, ignore=shutil.ignore_patterns("group"))
+    assert reap(copy) == 0
+    assert alive(child_of(directory).program.pid)
+    text = "was left alone: it belongs to the directory that this one is a copy of"
+    assert capsys.readouterr().err == f"reconciled reap: apply of operation {ID} {text}\n"
+    assert read_end(copy / "operations" / ID) is None
+    assert reap(state) == 0
+    assert not alive(child_of(directory).program.pid)
+
+
+def test_reap_on_a_renamed_directory_ends_its_programs(state: Path) -> None:
+    """A rename keeps the inode: the programs are those of this directory."""
+    directory = left_behind(state, ENDS_ON_GO)
+    moved = state.rename(state.with_name("moved"))
+    try:
+        assert reap(moved) == 0
+        assert not alive(child_of(moved / "operations" / directory.name).program.pid)
+    finally:
+        moved.rename(state)
+
+
+def test_reap_on_another_device_signals_nothing(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A snapshot has the inode of its original: its programs are waited for, never signalled."""
+    directory = left_behind(state, ENDS_ON_GO)
+    file = directory / "child"
+    data = json.loads(file.read_bytes())
+    data["state"]["device"] += 1
+    file.write_text(json.dumps(data))
+    assert reap(state, "--term", "100ms") == 0
+    assert alive(child_of(directory).program.pid)
+    assert "is on another device than at its start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -145,3 +146,42 @@ def test_left_behind_work_of_a_lost_directory(workspace: Workspace) -> None:
     delete(workspace.state)
     assert daemon.ended().code == 1
     assert daemon.all("stop.left_behind")
+
+
+# -- a copy ----------------------------------------------------------------------
+
+
+def test_daemon_on_a_copy_holds_its_operations_once(workspace: Workspace) -> None:
+    """A daemon on a copy leaves the original's program alone, and holds its operation once."""
+    first = a_running_program(workspace, "critical_program")
+    programs = first.left()
+    original = (workspace.state / "identity").read_bytes()
+    shutil.copytree(
+        workspace.state, workspace.root / "copy", ignore=shutil.ignore_patterns("*.sock")
+    )
+    text = workspace.config.read_text()
+    workspace.write(workspace.config, text.replace(str(workspace.state), f"{workspace.root}/copy"))
+    second = workspace.started()
+    assert second.last("state.copied")["id"] not in original.decode()
+    held = second.wait_for("operation.held", key="c/a")
+    assert "is a copy" in held["reason"]
+    assert second.stop().code == 0
+    assert set(programs) <= set(first.left())
+    assert first.alive
+    assert (workspace.state / "identity").read_bytes() == original
+    third = workspace.started()
+    assert third.all("state.copied") == []
+    listed = workspace.verb("journal", "list", "--json")
+    assert [each["id"] for each in json.loads(listed.stdout)] == [held["operation"]]
+    (workspace.root / "began").unlink()
+    resolved = workspace.verb(
+        "journal", "resolve", held["operation"], "--abandon", "--why", "the original runs it"
+    )
+    assert resolved.returncode == 0
+    wait_until((workspace.root / "began").exists, "the copy's own program")
+    third.send(9)
+    third.ended()
+    fourth = workspace.started()
+    assert fourth.all("operation.held") == []
+    assert first.alive
+    assert set(programs) <= set(first.left())

@@ -20,8 +20,12 @@ from pathlib import Path
 import attrs
 import trio
 
+from reconciled.core.errors import NoThread
+from reconciled.core.recovery import resolve_commands
 from reconciled.journal.operation_journal import OperationJournal
+from reconciled.journal.operation_record import Hold
 from reconciled.journal.sqlite.store import Store
+from reconciled.journal.state_identity import ExaminedState, Origin
 from reconciled.observe.logs import Logs
 from reconciled.programs.orphan_reaper import OrphanReaper
 from reconciled.runtime.context import RuntimeContext
@@ -40,6 +44,7 @@ from reconciled.runtime.runs.completion import log_loop
 from reconciled.runtime.runs.program_adoption import enqueue_open_operations
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop.last_resort import LastResort
+from reconciled.threads import in_thread
 
 # Everything but a cancellation ends the daemon with exit code 1.
 CRASHES = (Exception, GeneratorExit, SystemExit, KeyboardInterrupt)
@@ -64,6 +69,8 @@ class Daemon:
     began: float = attrs.field(factory=time.monotonic)
     # See StateLock.lost().
     state_lost: Callable[[], str] = attrs.field(default=str, init=False)
+    # None: the identity of the state directory is neither compared nor written.
+    examined: ExaminedState | None = attrs.field(default=None, init=False)
     # None unless this is ``run --once``.
     once_progress: OnceProgress | None = attrs.field(default=None, init=False)
     assembly: Assembly = attrs.field(init=False)
@@ -98,6 +105,8 @@ class Daemon:
                 await self.assembly.approvals.prepare()
                 await self.resolutions.prepare()
                 await self._serve(services)
+                # Before recovery, which a copy's operations must not reach.
+                await self._settle_identity()
                 await self._work()
                 if not self.context.state_lost():
                     # A pending report of held removals is read by ``allow`` without a daemon.
@@ -197,6 +206,36 @@ class Daemon:
                 self.logs.log.error("signals.restored", signals=lost, reason=reason)
             for notice in self.context.loops.expire_quiet(trio.current_time()):
                 log_loop(self.context, notice)
+
+    async def _settle_identity(self) -> None:
+        """Hold the open operations of a copied state directory, then record its identity."""
+        examined = self.examined
+        if examined is None:
+            return
+        if examined.origin is Origin.COPY:
+            reason = "the state directory is a copy, and its original may still run this operation"
+            earlier = examined.earlier.id if examined.earlier else "unknown"
+            evidence = f"it was begun in the state directory with id {earlier}"
+            self.logs.log.warning("state.copied", reason=reason, id=examined.current.id)
+            journal = self.context.operations.journal
+            for record in journal.list_open():
+                if record.hold is None:
+                    await journal.hold(record.id, Hold(reason, "copied", evidence, time.time()))
+                    self.logs.log.error(
+                        "operation.held",
+                        key=record.key,
+                        operation=record.id,
+                        name=record.name,
+                        last_step=record.last_step or None,
+                        reason=reason,
+                        evidence=evidence,
+                        commands=list(resolve_commands(record.id, can_undo=False)),
+                    )
+        try:
+            await in_thread(examined.save)
+        except (OSError, NoThread) as error:
+            reason = f"its identity cannot be recorded, by which a copy is recognised: {error}"
+            self.logs.log.warning("state.warning", reason=reason)
 
     async def _watch_state(self) -> None:
         """Stop everything once the state directory was deleted, moved or exchanged."""

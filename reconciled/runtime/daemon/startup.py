@@ -29,6 +29,7 @@ from reconciled.core.exit_codes import DONE, FAILED, INVALID, LOCKED
 from reconciled.journal.operation_journal import HistoryLimits, OperationJournal
 from reconciled.journal.operation_record import OperationRecord
 from reconciled.journal.sqlite.store import Store
+from reconciled.journal.state_identity import ExaminedState, examine
 from reconciled.journal.state_lock import StateLock
 from reconciled.observe.bound_log import BoundLog
 from reconciled.observe.logs import Logs, configure
@@ -144,11 +145,22 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
         path, environ, prepared, logs, signals, integration, store, journal, once=once, began=began
     )
     daemon.state_lost = lock.lost
+    daemon.examined = _examined(state, logs)
     code = _run(daemon)
     if daemon.once_progress is not None and code == DONE:
         code = daemon.once_progress.log_result(logs.log)
     lock.release()
     return code
+
+
+def _examined(state: Path, logs: Logs) -> ExaminedState | None:
+    """The state directory, compared with its identity; None, with a warning, if it cannot be."""
+    try:
+        return examine(state)
+    except OSError as error:
+        reason = f"the identity of {state} cannot be read, by which a copy is recognised: {error}"
+        logs.log.warning("state.warning", reason=reason)
+        return None
 
 
 def _opened(state: Path, logs: Logs) -> tuple[StateLock, Store] | int:

@@ -77,7 +77,10 @@ async def _wait(
                 async with work.cleanup("end of an adopted program"):
                     await survivor.terminate(term=controller.stop.limits.cleanup / 2)
             if survivor.alive:
-                log.error("program.stuck", pid=pid, reason="the process survives SIGKILL")
+                reason = "the process survives SIGKILL"
+                if not survivor.owned:
+                    reason = "the state directory is on another device than at its start"
+                log.error("program.stuck", pid=pid, reason=reason)
                 await survivor.wait()
     except (RecordDamaged, OSError) as error:
         # The wait is over; recovery reads the same record and holds the key for it.

@@ -40,6 +40,7 @@ class Program:
 
     left: float = 0.0  # of its budget
     lives: bool = True
+    owned: bool = True
     dies: bool = True  # when it is ended
     broken: Exception | None = None  # what reading its exit record raises
     lost: Exception | None = None  # what finding it raises
