@@ -190,7 +190,7 @@ def _headline(report: StopReport) -> list[str]:
     stages = ", ".join(f"{stage.name} at {at:.1f} s" for stage, at in report.stages)
     return [
         f"Stop took {report.duration_s:.1f} s, exit code {report.exit_code}: {verdict}",
-        f"began   {report.began} by {escaped(by)}",
+        f"began   {report.began}, reason: {escaped(by)}",
         f"stages  {stages or 'none was reached'}",
     ]
 
@@ -263,7 +263,7 @@ def _advice(report: StopReport) -> list[str]:
         text.append("  reconciled reap           ends the programs that were left behind")
     if report.stacks:
         text.append(f'  {JSON_NAME}            stacks of all threads, under "stacks"')
-    return ["Look at:", *text] if text else []
+    return ["Run next:", *text] if text else []
 
 
 def _more(count: int) -> list[str]:

@@ -175,7 +175,7 @@ async def _run(
     if warned and section is not None and code is None:
         # The daemon's signal ended it: the section was cut, and the program did not fail. The
         # section reports that and need not wait for its deadline.
-        section.cut(f"{ended} (SIGTERM was sent before the deadline)")
+        section.cut(f"the SIGTERM before its deadline: {ended}")
         await trio.sleep_forever()
     return ended
 

@@ -71,7 +71,7 @@ REPORT = StopReport(
 
 GOLDEN = """\
 Stop took 308.1 s, exit code 3: NOT CLEAN: something was cut, not recorded, or left behind
-began   2026-11-30T03:00:00.000Z by SIGTERM, asked by the service manager
+began   2026-11-30T03:00:00.000Z, reason: SIGTERM, asked by the service manager
 stages  DRAINING at 0.0 s, STOPPING at 20.0 s, HARD at 300.0 s
 
 Outlived the signal (3, the worst first):
@@ -95,7 +95,7 @@ Open operations (2), the next start recovers them:
 Keys that waited and got no run, the next start runs: 7
 Log lines dropped because the reader stalled: 12
 
-Look at:
+Run next:
   reconciled journal list   what was cut, and what the next start does with it
   reconciled budget         whether the budgets fit what operations take
   the frames above          a thread, or code that swallows cancellation
@@ -114,7 +114,7 @@ def test_a_clean_stop_is_short() -> None:
     report = StopReport("asked", "2026-11-30T03:00:00.000Z", 0.01, 0, signal="SIGINT")
     assert report.as_text().splitlines() == [
         "Stop took 0.0 s, exit code 0: clean",
-        "began   2026-11-30T03:00:00.000Z by SIGINT, asked",
+        "began   2026-11-30T03:00:00.000Z, reason: SIGINT, asked",
         "stages  none was reached",
         "",
         "Critical operations that finished within their budget: 0",

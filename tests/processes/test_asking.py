@@ -31,7 +31,7 @@ def test_reload_returns_at_the_swap(workspace: Workspace) -> None:
     workspace.configure(controllers={"d": more})
     told = workspace.verb("reload")
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == "The new configuration is in force.\nstarted: d\nleft: c\n"
+    assert told.stdout == "The new configuration is in force.\nstarted: d\nremoved: c\n"
     assert daemon.all("reload.done", started=["d"])
     assert daemon.stop().code == 0
 

@@ -370,7 +370,12 @@ async def test_term_that_ends_it_is_a_cut(tmp_path: Path) -> None:
     stop = Stop("test", StopLimits())
     stop.install()
     began = trio.current_time()
-    with Work("w", stop) as work, pytest.raises(Overrun, match="sleep was ended by SIGTERM"):
+    with (
+        Work("w", stop) as work,
+        pytest.raises(
+            Overrun, match="by the SIGTERM before its deadline: sleep was ended by SIGTERM"
+        ),
+    ):
         async with work.critical("c", budget=4.0):
             await run_program(["sleep", "99"], output=tmp_path)
     assert 2.9 <= trio.current_time() - began < 4.0

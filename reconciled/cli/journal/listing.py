@@ -14,6 +14,8 @@ from reconciled.journal.resolutions import ResolutionRequest, read_pending
 def execute(arguments: argparse.Namespace, target: JournalTarget) -> int:
     """Print the list; its exit code. Raises StoreTooNew, StoreUnusable."""
     snapshot = read_journal(target.state, arguments.limit)
+    if not target.state.exists():
+        print_error(f"{target.state} does not exist: no daemon has used it yet")
     pending = {each.id: pending_resolution(target.state, each.id) for each in snapshot.open}
     if arguments.json:
         everything = (*snapshot.open, *snapshot.past)

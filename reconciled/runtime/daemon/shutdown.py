@@ -212,7 +212,7 @@ class Shutdown:
         if reason := "; ".join(filter(None, (meaning, problem))):
             fields["reason"] = reason
         if code != DONE and report.operations:
-            fields["commands"] = "reconciled journal list   # what the next start recovers"
+            fields["commands"] = ["reconciled journal list"]
         level = "info" if code == DONE else "error"
         if hung:
             context.logs.log_from_thread(level, "stop.ended", **fields)
