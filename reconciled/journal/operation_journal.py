@@ -291,10 +291,11 @@ class OperationJournal:
         self._change(entry, hold=hold)
         await self._flush(entry)
 
-    async def unhold(self, operation: str) -> None:
-        """Lift the hold, and reset the count of recoveries."""
+    async def unhold(self, operation: str, *, keep_count: bool = False) -> None:
+        """Lift the hold, and reset the count of recoveries unless *keep_count*."""
         entry = self._get_open(operation)
-        self._change(entry, hold=None, recoveries=0)
+        recoveries = entry.record.recoveries if keep_count else 0
+        self._change(entry, hold=None, recoveries=recoveries)
         await self._flush(entry)
 
     async def resolve(self, operation: str, resolution: Resolution, who: str, why: str) -> None:

@@ -42,6 +42,7 @@ class Resolution(enum.Enum):
 
 ONCE = "once"  # the kind of step that is not repeated without a decision
 PURE = "pure"  # the kind of step without an effect: nothing to undo
+CONTROLLER_MISSING = "controller"  # the code of a hold that ends when the controller runs again
 
 
 @attrs.frozen

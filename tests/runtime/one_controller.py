@@ -36,6 +36,7 @@ from reconciled.runtime.daemon.assembly import assemble
 from reconciled.runtime.daemon.shutdown import Shutdown
 from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.runtime.runs.program_adoption import ProgramAdoption
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Work
 
@@ -163,6 +164,7 @@ class OneController:
     sources: list[ScriptedSource]
     approvals: RemovalApprovals
     dispatcher: Dispatcher
+    adoption: ProgramAdoption
     shutdown: Shutdown
     log_file: Path
     # Work that still ran at the end of a stop.
@@ -290,6 +292,7 @@ async def run_one_controller(
             watchers,
             assembly.approvals,
             assembly.dispatcher,
+            assembly.adoption,
             assembly.shutdown,
             tmp_path / "log",
         )
@@ -307,6 +310,7 @@ async def _work(  # noqa: ASYNC114 - started below, in a nursery that encloses i
 ) -> None:
     with runtime.context.stop.scope:
         async with trio.open_nursery() as work:
+            await work.start(runtime.adoption.supervise)
             await work.start(runtime.controller.supervise_runs)
             work.start_soon(runtime.controller.watch)
             work.start_soon(runtime.dispatcher.run)

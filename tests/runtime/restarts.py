@@ -178,6 +178,7 @@ async def run_restarted(
         runtime.controller.config = attrs.evolve(
             runtime.controller.config, interrupted=policy, max_recoveries=cap
         )
+        runtime.adoption.adopt_survivors()
         enqueue_open_operations(runtime.controller, trio.current_time())
         yield runtime
 

@@ -104,7 +104,7 @@ class ResolveCommand:
         record = find_operation(read_journal(self.target.state, PREFIX_LIMIT, prefix), prefix)
         if record is None:
             return NOT_FOUND
-        if record.hold is None:
+        if record.hold is None and not record.pending_resolution:
             print_error(
                 f"{record.id} ({record.key}) is not held, its state is {state_of(record)}:"
                 f" only a held operation can be resolved{_unheld_remedy(record)}"

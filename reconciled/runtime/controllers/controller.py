@@ -205,7 +205,7 @@ class Controller:
         the manifest during a run must end it, so that the first few changes count as a person's.
         """
         status = self.statuses.get(key)
-        running = any(work.key == key for work in self.stop.works)
+        running = key in self.context.adopting or any(w.key == key for w in self.stop.works)
         if not running and (status is None or now - status.ended > SELF_TRIGGER_WINDOW):
             self.self_triggers.pop(key, None)
             return False

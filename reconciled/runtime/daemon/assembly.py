@@ -28,6 +28,8 @@ from reconciled.runtime.daemon.shutdown import Shutdown
 from reconciled.runtime.decisions.approvals import RemovalApprovals
 from reconciled.runtime.operations.operation import Operations
 from reconciled.runtime.runs.dispatcher import Dispatcher
+from reconciled.runtime.runs.program_adoption import ProgramAdoption
+from reconciled.runtime.runs.unattended import UnattendedKeys
 from reconciled.runtime.stop_recorder import StopRecorder
 from reconciled.signal_handlers import SignalHandlers
 from reconciled.stop import Stop
@@ -43,11 +45,15 @@ class Assembly:
     controllers: dict[str, Controller] = attrs.field(factory=dict, init=False)
     approvals: RemovalApprovals = attrs.field(init=False)
     dispatcher: Dispatcher = attrs.field(init=False)
+    adoption: ProgramAdoption = attrs.field(init=False)
+    unattended: UnattendedKeys = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         context = self.context
         self.approvals = RemovalApprovals(context.state, context.log, self._approve_removals)
-        self.dispatcher = Dispatcher(context, lambda: self.controllers)
+        self.unattended = UnattendedKeys(context, lambda: self.controllers)
+        self.dispatcher = Dispatcher(context, lambda: self.controllers, self.unattended)
+        self.adoption = ProgramAdoption(context, self.unattended)
 
     def build_controller(self, loaded: LoadedController) -> Controller:
         """A controller under the daemon's stop; the caller adds it to controllers and runs it."""

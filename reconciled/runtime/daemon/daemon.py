@@ -139,7 +139,9 @@ class Daemon:
             # Before anything runs: the first keys end while later sources are still being read.
             self.once_progress = OnceProgress(self._end_once)
             self.context.on_outcome = self.once_progress.record_outcome
-        self.resolutions = Resolutions(self.context, lambda: self.controllers)
+        self.resolutions = Resolutions(
+            self.context, lambda: self.controllers, self.assembly.unattended
+        )
         self.orphans = OrphanReaper(self.context.children, self.logs.log)
         self.reloader = Reloader(
             self.path,
@@ -249,14 +251,19 @@ class Daemon:
             async with trio.open_nursery() as work:
                 self._reconciles = await work.start(self._hold_reconciles, name="reconciles")
                 self._intake = await work.start(self._hold_intake, name="intake")
+                await self._reconciles.start(self.assembly.adoption.supervise, name="adopted")
                 # Recovery follows decisions that were made while the daemon was down.
                 await self.resolutions.wait_first_scan()
+                # Before the first controller: what runs later is of this daemon's own runs.
+                self.assembly.adoption.adopt_survivors()
+                self._configure_unattended(self.prepared)
                 for loaded in self.prepared.ready:
                     if stop.began.is_set():
                         break  # a service has crashed: the nurseries for it are closing
                     await self._start(loaded)
                 for stalled in self.prepared.stalled:
                     self._log_stalled(stalled.config.name, stalled.reason)
+                self.assembly.unattended.hold_all()
                 # Not before: an approval for a controller that does not run yet would be lost.
                 self._service("removal approvals", self.assembly.approvals.serve)
                 work.start_soon(stop.guard, self.assembly.dispatcher.run, name="dispatcher")
@@ -296,6 +303,12 @@ class Daemon:
         self._intake.start_soon(self.context.stop.guard, controller.watch, name=f"intake of {name}")
         for warning in loaded.plugin.warnings:
             self.logs.log.warning("plugin.warning", plugin=loaded.plugin.name, reason=warning)
+
+    def _configure_unattended(self, prepared: PreparedConfig) -> None:
+        self.assembly.unattended.configure(
+            frozenset(loaded.config.name for loaded in prepared.ready),
+            {stalled.config.name: stalled.reason for stalled in prepared.stalled},
+        )
 
     def _log_stalled(self, controller: str, reason: str) -> None:
         self.logs.log.error("controller.stalled", controller=controller, reason=reason)
@@ -345,6 +358,7 @@ class Daemon:
         for stop in self.context.stop.iter_tree():
             stop.limits = config.stop
         self.integration.handle_reloaded()
+        self._configure_unattended(swap.prepared)
         for name in sorted(set(self.controllers) - swap.kept):
             self._retire(self.controllers.pop(name))
             # With its backoffs and outcomes: after a restart they would be unknown, too (C13).
@@ -357,16 +371,19 @@ class Daemon:
             if self.context.stop.began.is_set():
                 break  # the nurseries for it are closing
             await self._start(loaded)
+        self.assembly.unattended.hold_all()
         return True
 
     def _retire(self, controller: Controller) -> None:
+        self.assembly.unattended.retire(controller)
         controller.stop.begin("reload")
-        self.context.start_background(f"stop of controller {controller.name}", _retire, controller)
+        name = f"stop of controller {controller.name}"
+        self.context.start_background(name, self._end_retired, controller)
 
-
-async def _retire(controller: Controller) -> None:
-    """Take a replaced controller through its stop; returns when its last run has ended."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(controller.stop.run_stages, controller.log_stuck, name="stages")
-        await controller.ended.wait()
-        nursery.cancel_scope.cancel(reason="the controller has ended")
+    async def _end_retired(self, controller: Controller) -> None:
+        """Take a replaced controller through its stop; returns when its last run has ended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(controller.stop.run_stages, controller.log_stuck, name="stages")
+            await controller.ended.wait()
+            nursery.cancel_scope.cancel(reason="the controller has ended")
+        self.assembly.unattended.ended(controller)

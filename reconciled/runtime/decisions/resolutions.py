@@ -2,7 +2,8 @@
 
 1. The file of a decision is removed only when everything that the decision changes is durable: a
    kill in between repeats it, and never loses it.
-2. It applies to a held operation. A decision about any other one is dropped, with a log line.
+2. It applies to a held operation, and replaces one that has to wait for its controller. A decision
+   about any other operation is dropped, with a log line.
 3. Operations of a controller that is not configured any more can be resolved too.
 """
 
@@ -31,6 +32,7 @@ from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.decisions.inbox import SCAN_INTERVAL, Inbox
 from reconciled.runtime.operations.pinned import is_removal
 from reconciled.runtime.runs.completion import finish_removal
+from reconciled.runtime.runs.unattended import UnattendedKeys
 
 # Seconds that a start waits for the first scan: without a limit, a full disk would prevent it.
 FIRST_SCAN_TIMEOUT = 5.0
@@ -43,6 +45,7 @@ class Resolutions:
 
     context: RuntimeContext
     controllers: Callable[[], Mapping[str, Controller]]
+    unattended: UnattendedKeys
     # Repeated after a kill: the journal shows what has been done already.
     at_most_once: bool = attrs.field(default=False, init=False)
     inbox: Inbox[ResolutionRequest] = attrs.field(init=False)
@@ -82,18 +85,30 @@ class Resolutions:
                 self._drop(name, "--all goes with --abandon only", decision)
             return
         record = self.context.operations.journal.find(name)
-        if record is not None and record.hold is not None:
+        if record is not None and self._may_resolve(record, decision):
             await self._resolve(record, decision)
             self._enqueue(record, decision)
+            self.unattended.resolved(record)
         # Otherwise a daemon was killed before it removed the file: the journal has the decision.
         elif record is None or record.pending_resolution != decision.resolution.value:
             self._drop(name, "the operation is not held any more", decision)
+
+    def _may_resolve(self, record: OperationRecord, decision: ResolutionRequest) -> bool:
+        if record.hold is not None:
+            return True
+        replaced = record.pending_resolution
+        return (
+            bool(replaced)
+            and replaced != decision.resolution.value
+            and self.unattended.is_unattended(record.key)
+        )
 
     async def _abandon_all(self, request: ResolutionRequest) -> None:
         """After a damaged store: trust what is recorded now, and reconcile every key."""
         for record in self.context.operations.journal.list_open():
             if record.hold is not None:
                 await self._resolve(record, request)
+                self.unattended.resolved(record)
         await self.context.store.clear_degraded(request.who, request.why)
         self.context.log.info("journal.resolved", who=request.who, why=request.why)
         now = trio.current_time()

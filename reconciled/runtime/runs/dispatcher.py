@@ -18,6 +18,7 @@ import trio
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.runs import worker
+from reconciled.runtime.runs.unattended import UnattendedKeys
 
 
 @attrs.define(eq=False)
@@ -26,6 +27,7 @@ class Dispatcher:
 
     context: RuntimeContext
     controllers: Callable[[], Mapping[str, Controller]]
+    unattended: UnattendedKeys
     _wake: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -77,4 +79,6 @@ class Dispatcher:
                 job.lane.done(job, now)
                 continue
             name = f"reconcile {job.key}"
-            controller.nursery.start_soon(worker.run_job, controller, job, name, name=name)
+            controller.nursery.start_soon(
+                worker.run_job, controller, job, name, self.unattended, name=name
+            )

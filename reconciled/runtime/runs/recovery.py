@@ -75,7 +75,7 @@ class Recovery:
             await self._record_hold_context(held)
             return Result(Outcome.HELD, held.reason)
         if held is not None:
-            await self._journal.unhold(self.record.id)
+            await self._journal.unhold(self.record.id, keep_count=not held.by_cap)
             self.record = self._journal.find(self.record.id) or self.record
         resolution = self.record.pending_resolution
         if hold := self._precondition_hold():
@@ -161,7 +161,13 @@ class Recovery:
         return self._context.operations
 
     def _lifted(self, held: operation_record.Hold) -> bool:
-        """Whether a changed spec or changed options lift *held*: only holds by the cap."""
+        """Whether present facts lift *held*.
+
+        A controller that runs again lifts a hold for its absence, and a changed spec or changed
+        options one by the cap; a person lifts every other one.
+        """
+        if held.code == operation_record.CONTROLLER_MISSING:
+            return True  # the controller runs now
         now = self._hold_context()
         return held.by_cap and bool(held.context and now) and held.context != now
 

@@ -31,6 +31,7 @@ from reconciled.runtime.runs.completion import FinishedRun, finish_run
 from reconciled.runtime.runs.reconciler_calls import SUCCESSES, call_observe, checked_result
 from reconciled.runtime.runs.recovery import Recovery
 from reconciled.runtime.runs.request import RunRequest
+from reconciled.runtime.runs.unattended import Predecessor, UnattendedKeys
 from reconciled.stop import Work
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
 _INTERRUPTED = Result(Outcome.INTERRUPTED)
 
 
-async def run_job(controller: Controller, job: Job, name: str) -> None:
+async def run_job(controller: Controller, job: Job, name: str, unattended: UnattendedKeys) -> None:
     """Run *job* and return it to the queue in every case. Raises nothing but a cancellation."""
-    if _return_if_blocked(controller, job):
+    predecessor = unattended.find_predecessor(controller, job.key)
+    if _return_if_blocked(controller, job, predecessor):
         return
     context = controller.context
     key = job.key
@@ -62,7 +64,7 @@ async def run_job(controller: Controller, job: Job, name: str) -> None:
                     result = await Recovery(controller, job, number, work, interrupted, log).run()
                 else:
                     request = await _request(controller, job, number, work, removal=removal)
-                    result = done() if request is None else await _attempt(controller, request)
+                    result = await _attempt(controller, request, predecessor)
             except BaseException as error:  # noqa: ASYNC103, BLE001 - plugin code
                 cancelled = cancellation_in(error)
                 stray = None if cancelled is None else stray_cancellation(error)
@@ -80,15 +82,15 @@ async def run_job(controller: Controller, job: Job, name: str) -> None:
         acted = request is not None and request.acted
         try:
             recovered = interrupted is not None
+            began = work.began_at
             finish_run(
-                FinishedRun(
-                    controller, job, number, result, acted, removal, recovered, work.began_at
-                )
+                FinishedRun(controller, job, number, result, acted, removal, recovered, began)
             )
         except Exception as error:
             # A fault of the daemon. The stop has to have its reason before runs are cancelled.
             context.stop.crash(f"crash: {error!r}")
             raise
+        unattended.run_ended(controller, key)
 
 
 def _cancelled_by_stop(work: Work) -> bool:
@@ -106,7 +108,7 @@ def _result_of_cancelled(work: Work) -> Result:
     return retry(f"Timeout: took longer than {format_duration(work.timeout)}")
 
 
-def _return_if_blocked(controller: Controller, job: Job) -> bool:
+def _return_if_blocked(controller: Controller, job: Job, predecessor: Predecessor | None) -> bool:
     """Return the job to the queue where the run must not start; whether it was returned."""
     now = trio.current_time()
     if controller.context.stopping:
@@ -115,6 +117,12 @@ def _return_if_blocked(controller: Controller, job: Job) -> bool:
         return True
     if job.key in controller.context.adopting:
         # A program of an earlier daemon is still running; its end queues the key again.
+        controller.lane.terminal(job, now)
+        return True
+    if predecessor is not None and predecessor.active:
+        # The end of that program or run queues this key again.
+        reason = f"{predecessor.key}, its key under a removed controller, is still at work"
+        controller.context.log.warning("reconcile.waiting", key=job.key, reason=reason)
         controller.lane.terminal(job, now)
         return True
     return False
@@ -137,7 +145,13 @@ async def _request(
     return request
 
 
-async def _attempt(controller: Controller, request: RunRequest) -> Result:
+async def _attempt(
+    controller: Controller, request: RunRequest | None, predecessor: Predecessor | None
+) -> Result:
+    if request is None:
+        return done()
+    if predecessor is not None:
+        return _hold_for_predecessor(request, predecessor)
     if controller.context.store.degraded and (held := await _hold_if_degraded(controller, request)):
         return held
     if request.removal:
@@ -146,6 +160,16 @@ async def _attempt(controller: Controller, request: RunRequest) -> Result:
     if result.outcome in SUCCESSES and not request.is_applied:
         await request.record_applied()
     return result
+
+
+def _hold_for_predecessor(request: RunRequest, predecessor: Predecessor) -> Result:
+    """Hold the run while a removed controller's operation on the same manifest is open."""
+    reason = (
+        f"operation {predecessor.operation} of {predecessor.key}, its key under a removed"
+        " controller, is open: resolve that first"
+    )
+    request.log.error("reconcile.blocked", operation=predecessor.operation, reason=reason)
+    return Result(Outcome.HELD, reason)
 
 
 async def _hold_if_degraded(controller: Controller, request: RunRequest) -> Result | None:

@@ -360,7 +360,7 @@ async def test_a_start_waits_for_the_first_scan_only(
     """A first scan that does not end delays the start by FIRST_SCAN_TIMEOUT."""
     whole_daemon.configure("a")
     whole_daemon.declared["a"] = [thing("x")]
-    decide(whole_daemon, await held(whole_daemon, "z/x"), ABANDON)
+    decide(whole_daemon, await held(whole_daemon, "z/y"), ABANDON)
 
     async def hang(*_: object) -> None:
         await trio.sleep_forever()
@@ -420,3 +420,26 @@ async def test_all_operations_are_abandoned_after_a_damaged_store(
         assert record is not None
         assert record.ending is Ending.ABANDONED
         assert len(whole_daemon.log_lines("journal.resolved")) == 1
+
+
+async def test_a_later_decision_replaces_one_that_waits_for_its_controller(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """Without its controller, --forward has to wait, and --abandon may replace it."""
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    identity = await held(whole_daemon, "z/x")
+    decide(whole_daemon, identity, FORWARD)
+    async with whole_daemon.running() as daemon:
+        await whole_daemon.wait_all_blocked()
+        record = daemon.journal.find(identity)
+        assert record is not None
+        assert (record.hold, record.pending_resolution) == (None, "forward")
+        # The same manifest under another controller.
+        assert whole_daemon.log_lines("reconcile.blocked")[0]["key"] == "a/x"
+        assert whole_daemon.ran == []
+        decide(whole_daemon, identity, ABANDON)
+        await trio.sleep(SCAN_INTERVAL + 0.1)
+        assert daemon.journal.find(identity) is None
+        assert whole_daemon.ran == ["a/x"]
+        assert whole_daemon.log_lines("resolution.rejected") == []

@@ -309,7 +309,7 @@ async def test_a_key_without_a_controller_frees_its_slot(
     script = ScriptedReconciler()
     async with run_one_controller(tmp_path, script) as runtime:
         none: dict[str, Controller] = {}
-        dispatcher = Dispatcher(runtime.context, lambda: none)
+        dispatcher = Dispatcher(runtime.context, lambda: none, runtime.dispatcher.unattended)
         runtime.enqueue("a", "b")
         dispatcher._start_ready()
         assert runtime.context.queue.running == 0

@@ -224,6 +224,7 @@ async def test_a_program_is_adopted_once(
     program = programs[await leave_open_operation(tmp_path)] = Program(left=100.0)
     async with run_restarted(tmp_path, script) as runtime:
         await runtime.wait_all_blocked()
+        runtime.adoption.adopt_survivors()
         enqueue_open_operations(runtime.controller, trio.current_time())
         await runtime.wait_all_blocked()
         assert len(list(runtime.context.stop.all_works())) == 1
