@@ -104,7 +104,6 @@ async def run_one_controller(
         context = assembly.context
         await services.start(store.run)
         services.start_soon(logs.serve)  # noqa: ASYNC113 - nothing waits for its first step
-        await assembly.approvals.prepare()
         plugin = Plugin("n", "1", "bench", type(reconciler), KIND, Nothing, None)
         loaded = LoadedController(config.controllers["bench"], plugin, reconciler)
         controller = assembly.controllers["bench"] = assembly.build_controller(loaded)

@@ -273,7 +273,6 @@ async def run_one_controller(
         )
         context = assembly.context
         await services.start(store.run)
-        await assembly.approvals.prepare()
         services.start_soon(assembly.approvals.serve_reports)
         plugin = plugin_of(script)
         built = assembly.build_controller(LoadedController(config.controllers["c"], plugin, script))

@@ -102,8 +102,6 @@ class Daemon:
         try:
             async with trio.open_nursery() as services:
                 self._assemble(services)
-                await self.assembly.approvals.prepare()
-                await self.resolutions.prepare()
                 await self._serve(services)
                 # Before recovery, which a copy's operations must not reach.
                 await self._settle_identity()

@@ -51,10 +51,6 @@ class RemovalApprovals:
     def __attrs_post_init__(self) -> None:
         self.inbox = Inbox(removal_approvals.approval_files(self.state), self)
 
-    async def prepare(self) -> None:
-        """Make the directory; files of an earlier daemon stay until they are used. OSError."""
-        await self.inbox.prepare()
-
     # -- reports -----------------------------------------------------------------------------
 
     def report_held(self, controller: str, held: HeldRemovals | None) -> None:

@@ -79,10 +79,6 @@ class Inbox(Generic[D]):
         """
         return await in_thread(function, limiter=self._limiter, abandon_on_cancel=True)
 
-    async def prepare(self) -> None:
-        """Make the directory; decisions that an earlier daemon left stay in it. Raises OSError."""
-        await self.run(self.files.make_directory)
-
     async def serve(self) -> None:
         """Carry decisions out as they arrive; for a service nursery. Runs until cancelled.
 
@@ -112,9 +108,12 @@ class Inbox(Generic[D]):
             return None
 
     async def _watch(self, inotify: asyncinotify.Inotify) -> bool:
-        """Watch the directory, made again if it was deleted; False: decisions are polled for."""
+        """Watch the directory, made if it is missing; False: decisions are polled for.
+
+        Not a condition of a start: a full disk, or no thread, must not end the daemon.
+        """
         try:
-            await self.prepare()
+            await self.run(self.files.make_directory)
             inotify.add_watch(self.files.directory, asyncinotify.Mask.MOVED_TO)
         except OSError as error:
             self.handler.log_polling(f"inotify is not available: {error}")

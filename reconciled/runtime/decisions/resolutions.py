@@ -53,10 +53,6 @@ class Resolutions:
     def __attrs_post_init__(self) -> None:
         self.inbox = Inbox(resolution_files(self.context.state), self)
 
-    async def prepare(self) -> None:
-        """Make the directory; decisions for an earlier daemon stay in it. Raises OSError."""
-        await self.inbox.prepare()
-
     async def serve(self) -> None:
         """Carry decisions out as they come; for a service nursery. Runs until cancelled.
 

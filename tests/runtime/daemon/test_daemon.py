@@ -216,15 +216,47 @@ async def test_a_crash_before_anything_runs(
 ) -> None:
     """A fault during the assembly is logged as itself, and the exit code is 1."""
 
-    async def fail(_: RemovalApprovals) -> None:
+    async def fail(*_: object) -> None:
         raise ZeroDivisionError("a fault of ours")
 
     whole_daemon.configure("a")
-    monkeypatch.setattr(RemovalApprovals, "prepare", fail)
+    monkeypatch.setattr(Daemon, "_serve", fail)
     async with whole_daemon.running():
         pass
     assert whole_daemon.exit_code == 1
     assert "a fault of ours" in json.dumps(whole_daemon.log_lines("daemon.crashed"))
+
+
+async def test_a_start_without_threads_is_late_and_does_not_fail(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no thread can be started, as TasksMax= is used up, the start takes longer."""
+    real, until = trio.to_thread.run_sync, trio.current_time() + 12
+
+    async def run_sync(*given: Any, **named: Any) -> Any:
+        if trio.current_time() < until:
+            raise RuntimeError("can't start new thread")
+        return await real(*given, **named)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    async with whole_daemon.running():
+        await trio.sleep(30)
+        assert whole_daemon.ran == ["a/x"]
+        assert whole_daemon.log_lines("daemon.crashed") == []
+
+
+async def test_a_file_in_place_of_a_directory_of_decisions_is_named(
+    whole_daemon: WholeDaemon, autojump_clock: MockClock
+) -> None:
+    """The daemon runs without approvals, and says what is in the way."""
+    whole_daemon.configure("a")
+    whole_daemon.declared["a"] = [thing("x")]
+    (whole_daemon.state / "removals").touch()
+    async with whole_daemon.running():
+        assert whole_daemon.ran == ["a/x"]
+        assert "/removals" in whole_daemon.log_lines("removals.deferred")[0]["reason"]
 
 
 async def test_a_crash_after_a_run_cuts_nothing(

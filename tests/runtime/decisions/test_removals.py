@@ -37,7 +37,6 @@ async def serving(tmp_path: Path, given: Given) -> AsyncIterator[RemovalApproval
     """The service as the daemon runs it; *given* collects what it approves."""
     logs = logs_to(tmp_path / "log")
     made = RemovalApprovals(tmp_path, logs.log, lambda *call: given.append(call))
-    await made.prepare()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.serve)
         nursery.start_soon(made.serve_reports)
@@ -219,7 +218,6 @@ async def test_a_deleted_directory_is_made_again(tmp_path: Path, autojump_clock:
 async def test_a_stop_waits_for_the_last_report(tmp_path: Path, autojump_clock: MockClock) -> None:
     """flush() writes what is reported, so that ``allow`` reads it after the daemon's end."""
     made = RemovalApprovals(tmp_path, logs_to(tmp_path / "log").log, lambda *_: None)
-    await made.prepare()
     made.report_held("a", HELD)
     await made.flush()
     assert read_pending(tmp_path, "a") is not None
@@ -241,7 +239,6 @@ async def test_a_stop_does_not_wait_long_for_a_report(
         released.wait()
 
     made = RemovalApprovals(tmp_path, logs_to(tmp_path / "log").log, lambda *_: None)
-    await made.prepare()
     monkeypatch.setattr(removal_approvals, "write_held", hang)
     made.report_held("a", HELD)
     began = trio.current_time()
