@@ -7,21 +7,34 @@ thread, the only one of the daemon without a limiter, watches from outside the l
    hung loop (before the daemon is ready, or without a manager), it ends the process.
 2. From the instant of a stop on it has a deadline by which the process must have ended. The
    manager's watchdog is off by then, and nothing else ends a hang before the manager's own limit.
-3. Only time that it observed counts as a hang: a process that was halted, or a machine that was
-   suspended or starved, let this thread run as seldom as the loop.
+3. A halt is no hang. Every deadline counts observed time only: a process that was halted, or a
+   machine that was suspended or starved, let this thread run as seldom as the loop. A check that
+   is itself late does not end the process: the loop first gets another CHECK_INTERVAL.
 
-A thread needs the interpreter's lock, so faulthandler's C timer backs it up during a stop.
-Rejected: a C timer outside a stop as well. It would fire in a process that was merely halted.
+A thread needs the interpreter's lock, so faulthandler's C timer backs it up during a stop. Each
+check sets that timer anew, LONGEST_HALT ahead at least. It therefore fires only where neither the
+thread nor a signal handler has run for so long: where a call holds the lock, or in a process that
+was halted longer. A shorter halt at any instant cannot let it fire, however late in the stop.
+It has to be that long because it counts halted time, and runs before any Python code when the
+process continues. Rejected:
+* Setting it shortly behind the thread's deadline: a halt across that instant ends the process.
+* A timer on processor time: it never fires for a call that waits with the lock held.
+* Setting a second, short timer when the first has fired: a handler in Python needs the lock, too.
+* A watchdog process: one more process for each daemon, which would have to end with it in every
+  case, against a halt of more than a minute in a stop.
+* A C timer outside a stop as well: nothing there bounds how long a process may be halted.
 
 ``exit_deadline`` and ``hang_deadline`` are pure; ``LastResort`` is the thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import math
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -35,12 +48,18 @@ import trio
 from reconciled.core.stages import BLOCKED_AFTER, LAST_RESORT, StopLimits
 from reconciled.stop.stop import Stop
 
-# The C timer fires so long after the thread's deadline: the thread's report is better.
+# The C timer fires so long after the thread's deadline at least: the thread's report is better.
 FAULTHANDLER_MARGIN = 2.0
 # How often the thread checks in normal running: 1 wake-up/s costs 0.005 % of a core.
 CHECK_INTERVAL = 1.0
 # Outside a stop, a loop that has not turned for so long is taken as hung.
 HUNG_AFTER = 60.0
+# In a stop, a halt up to so long cannot let the C timer fire; a call that holds the interpreter's
+# lock is ended no sooner.
+LONGEST_HALT = 60.0
+# So many late checks in a row may find the deadline passed without ending the process. More are
+# no halts: code that holds the interpreter's lock most of the time makes each check late.
+EXCUSED_CHECKS = 3
 
 
 def exit_deadline(
@@ -78,6 +97,11 @@ class Progress(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.busy_since = math.inf
+        self.ended = False
+
+    def after_run(self) -> None:
+        """The loop has ended; what follows it counts as a part of its last turn."""
+        self.ended = True
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - the instrument's interface
         """A turn begins."""
@@ -89,25 +113,39 @@ class Progress(trio.abc.Instrument):
 
 
 @attrs.define(eq=False)
-class MissedTime:
-    """How much of the loop's current turn the thread did not observe."""
+class ObservedTime:
+    """Which time the thread observed; the rest, in which the process was halted, does not count."""
 
     checked_at: float
-    _turn: float = attrs.field(default=math.inf, init=False)
-    _missed: float = attrs.field(default=0.0, init=False)
+    # Until then a deadline that has passed does not end the process: the last check was late.
+    excused_until: float = attrs.field(default=-math.inf, init=False)
+    _missed: list[tuple[float, float]] = attrs.field(factory=list, init=False)
+    _late_checks: int = attrs.field(default=0, init=False)
 
-    def record_check(self, now: float, busy_since: float) -> None:
-        """Record a check of the thread, which is due at least every CHECK_INTERVAL seconds."""
-        if busy_since != self._turn:
-            self._turn, self._missed = busy_since, 0.0
-        if now - self.checked_at > 2 * CHECK_INTERVAL:
-            since = max(self.checked_at, min(busy_since, now))
-            self._missed += max(0.0, now - since - CHECK_INTERVAL)
+    def record_check(self, now: float) -> bool:
+        """Record a check, due at least every CHECK_INTERVAL seconds; return whether it is late."""
+        late = now - self.checked_at > 2 * CHECK_INTERVAL
+        if late:
+            self._missed.append((self.checked_at, now - CHECK_INTERVAL))
+            self._late_checks += 1
+            if self._late_checks <= EXCUSED_CHECKS:
+                self.excused_until = now + CHECK_INTERVAL
+        elif now - self.checked_at >= CHECK_INTERVAL / 2:
+            self._late_checks = 0
         self.checked_at = now
+        return late
 
-    def adjusted_start(self, busy_since: float) -> float:
-        """The start of the turn that began at *busy_since*, moved later by the unobserved time."""
-        return busy_since + self._missed if busy_since == self._turn else busy_since
+    def missed_since(self, at: float) -> float:
+        """How much of the time since *at* was not observed."""
+        return sum(max(0.0, end - max(begin, at)) for begin, end in self._missed)
+
+    def adjust(self, at: float) -> float:
+        """*at*, moved later by the time since then that was not observed."""
+        return at + self.missed_since(at)
+
+    def forget_before(self, at: float) -> None:
+        """Drop what only times before *at* need."""
+        self._missed = [each for each in self._missed if each[1] > at]
 
 
 @attrs.frozen
@@ -142,7 +180,9 @@ class LastResort:
     _offset: float = attrs.field(factory=lambda: trio.current_time() - time.monotonic(), init=False)
     _wake: int = attrs.field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
     _ended: bool = attrs.field(default=False, init=False)
-    _missed_time: MissedTime = attrs.field(factory=lambda: MissedTime(time.monotonic()), init=False)
+    _observed: ObservedTime = attrs.field(
+        factory=lambda: ObservedTime(time.monotonic()), init=False
+    )
 
     def begin(self) -> None:
         """Start watching the current loop."""
@@ -161,20 +201,26 @@ class LastResort:
 
     def due(self) -> float:
         """When the process must have exited, in monotonic time; inf: no deadline now."""
-        busy_since = self._missed_time.adjusted_start(self.progress.busy_since)
+        busy_since = self.progress.busy_since
         begun_at = self._begun_at()
         if begun_at == math.inf and (busy_since == math.inf or self.has_watchdog()):
             return math.inf
-        deadlines = [at - self._offset for at in self.stop.registry.section_deadlines()]
+        # The deadlines of sections were set before they could be missed.
+        missed = self._observed.missed_since(min(begun_at, busy_since))
+        deadlines = [at - self._offset + missed for at in self.stop.registry.section_deadlines()]
+        busy_since = self._observed.adjust(busy_since)
         if begun_at == math.inf:
             return hang_deadline(busy_since, deadlines, self.stop.limits)
+        begun_at = self._observed.adjust(begun_at)
         return exit_deadline(begun_at, busy_since, deadlines, self.stop.limits)
 
     def arm(self) -> None:
         """In a stop, set the C timer that backs up the thread; safe in a signal handler."""
         if self._begun_at() < math.inf and not self._ended:
-            later = max(0.1, self.due() - time.monotonic() + FAULTHANDLER_MARGIN)
-            faulthandler.dump_traceback_later(later, exit=True, file=self.stacks)
+            later = max(LONGEST_HALT, self.due() - time.monotonic()) + FAULTHANDLER_MARGIN
+            # No thread for the timer: the process ends without it, and the thread tries again.
+            with contextlib.suppress(RuntimeError):
+                faulthandler.dump_traceback_later(later, exit=True, file=self.stacks)
 
     def _begun_at(self) -> float:
         """The instant of the stop, in monotonic time; inf before."""
@@ -184,24 +230,41 @@ class LastResort:
     def _watch(self) -> None:
         reported = math.inf
         while not self._ended:
-            busy_since = self.progress.busy_since
             now = time.monotonic()
-            self._missed_time.record_check(now, busy_since)
-            due = self.due()
-            if now >= due:
-                self.exit_process(self._blocked(now, busy_since))
+            busy_since = self.progress.busy_since
+            late = self._observed.record_check(now)
+            self._observed.forget_before(min(self._begun_at(), busy_since, now))
+            if late and not self.progress.ended:
+                self._interrupt_loop()
+            # First: what follows, the report of the last resort included, then has that long.
             self.arm()
-            if busy_since != reported and now - busy_since >= BLOCKED_AFTER:
+            due = self.due()
+            excused = now < self._observed.excused_until
+            if now >= due and not excused:
+                self.exit_process(self._blocked(now, busy_since))
+            blocked_at = self._observed.adjust(busy_since) + BLOCKED_AFTER
+            if busy_since != reported and now >= blocked_at and not excused:
                 reported = busy_since
                 self.on_blocked(self._blocked(now, busy_since))
-            pause = min(CHECK_INTERVAL, max(0.0, due - now))
+            pause = CHECK_INTERVAL if excused else min(CHECK_INTERVAL, max(0.0, due - now))
             if select.select([self._wake], [], [], pause)[0]:
                 os.eventfd_read(self._wake)
+
+    def _interrupt_loop(self) -> None:
+        """Make the loop's thread run the handlers of signals that arrived during a halt.
+
+        The kernel prefers the main thread for a signal, but not while the process is halted. A
+        call that blocks the loop then goes on, since another thread was interrupted instead of it.
+        """
+        # One that the daemon receives at any time: it scans for ended children.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pthread_kill(self._loop, signal.SIGCHLD)
 
     def _blocked(self, now: float, busy_since: float) -> Blocked:
         frame = sys._current_frames().get(self._loop)  # noqa: SLF001 - the only way from outside
         where = tuple(line.rstrip() for line in traceback.format_stack(frame)) if frame else ()
-        return Blocked(max(0.0, now - busy_since), _task_name(frame), where)
+        seconds = max(0.0, now - self._observed.adjust(busy_since))
+        return Blocked(seconds, _task_name(frame), where)
 
 
 def _task_name(frame: FrameType | None) -> str:

@@ -27,6 +27,10 @@ from reconciled.stop.work import Work
 
 # Seconds that a task needs beyond its cleanup until it has ended: reaping, unwinding, load.
 UNWINDING = 0.5
+# Seconds that tasks get to end where the stages woke late, in a process that was halted: more
+# than UNWINDING, since everything that became due in the halt runs first, and less than the time
+# of the last resort.
+LATE_UNWINDING = 1.5
 
 
 @attrs.define(eq=False)
@@ -64,6 +68,8 @@ class Stop:
     _stage: Stage = attrs.field(default=Stage.RUNNING, init=False)
     _hard_at: float = attrs.field(default=math.inf, init=False)
     _stopping_at: float = attrs.field(default=math.inf, init=False)
+    # After a late wake-up of the stages: until then the tasks may still end.
+    _excused_until: float = attrs.field(default=-math.inf, init=False)
     _stage_changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -246,6 +252,9 @@ class Stop:
         with trio.CancelScope(deadline=when):
             while stage is None or self._stage < stage:
                 await self._stage_changed.wait()
+        # The process was halted, or its loop blocked: the tasks could not run in time, either.
+        if (now := trio.current_time()) > when + UNWINDING:
+            self._excused_until = now + LATE_UNWINDING
 
     def _latest_end(self) -> float:
         """When the last of the work has to have ended: its deadlines, cleanup and unwinding."""
@@ -254,7 +263,7 @@ class Stop:
             if work.sections:
                 latest = max(latest, *(section.deadline for section in work.sections))
             latest = max(latest, work.closed_at)
-        return latest + self.limits.cleanup + UNWINDING
+        return max(latest + self.limits.cleanup + UNWINDING, self._excused_until)
 
     # -- bookkeeping, called by Work ---------------------------------------
 

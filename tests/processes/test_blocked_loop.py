@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from pathlib import Path
 
 import pytest
 from harness import SLACK, Limits, Workspace, with_last_resort
@@ -13,8 +15,30 @@ pytestmark = pytest.mark.processes
 
 # Seconds that a blocked loop has. The shipped value, 5 s, is proven by the stop suite.
 QUICK = 1.0
+# Seconds that a halt may last, in place of a minute.
+HALT = 2.0
 # The critical limit does not matter here: no critical operation is open.
 LIMITS = Limits(drain=20, critical=300, cleanup=5)
+LOCKS = """
+import ctypes, os
+import attrs, trio
+from reconciled.api import Reconciler, done
+
+@attrs.frozen
+class Lock:
+    path: str
+
+class Locks(Reconciler[Lock]):
+    async def reconcile(self, request):
+        request.log.info("locks.began")
+        while not os.path.exists(request.spec.path):
+            await trio.sleep(0.01)
+        # Twice the same mutex, which is a deadlock that no signal interrupts.
+        mutex = ctypes.create_string_buffer(64)
+        for _ in range(2):
+            ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+        return done()
+"""
 
 
 @pytest.mark.parametrize("do", ["spin", "block"])
@@ -60,12 +84,33 @@ def test_c06_a_call_that_keeps_the_interpreters_lock_is_left_with_stacks(
     """C06: where not even the last resort's thread can run, the C timer exits 1 with stacks."""
     workspace.configure(LIMITS)
     workspace.declare("stuck", do="match")
-    daemon = workspace.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK))
+    daemon = workspace.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK, LONGEST_HALT=HALT))
     daemon.wait_for("probe.began")
     stopped = daemon.stop(signal.SIGINT)
     assert stopped.code == 1
-    assert QUICK <= stopped.wall <= QUICK + FAULTHANDLER_MARGIN + SLACK
+    assert HALT <= stopped.wall <= HALT + FAULTHANDLER_MARGIN + SLACK
     assert any("in match" in line for line in daemon.other)
+
+
+def test_a_call_that_waits_with_the_interpreters_lock_is_left_with_stacks(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """A call in C that waits during a stop, with the lock held and no processor time, ends by 1."""
+    workspace.plugin("locks", LOCKS)
+    workspace.configure(LIMITS, reconciler="locks:Locks")
+    path = tmp_path / "now"
+    workspace.declare("stuck", kind="Lock", path=str(path))
+    daemon = workspace.start(wrapper=with_last_resort(BLOCKED_AFTER=QUICK, LONGEST_HALT=HALT))
+    daemon.wait_for("locks.began")
+    daemon.send(signal.SIGTERM)
+    daemon.wait_for("stop.began")
+    began = time.monotonic()
+    path.touch()
+    ended = daemon.ended(began)
+    assert ended.code == 1
+    assert ended.wall <= HALT + FAULTHANDLER_MARGIN + SLACK
+    assert any("in reconcile" in line for line in daemon.other)
+    assert daemon.left() == []
 
 
 def test_an_open_critical_operation_keeps_its_time_beside_a_blocked_loop(

@@ -17,7 +17,7 @@ from reconciled.stop import Stop, Work, last_resort
 from reconciled.stop.last_resort import (
     Blocked,
     LastResort,
-    MissedTime,
+    ObservedTime,
     exit_deadline,
     hang_deadline,
 )
@@ -82,22 +82,55 @@ CHECKS = {
 def test_unobserved_time_does_not_count_as_a_hang(case: str) -> None:
     """Only time that the thread observed counts: not a halt, nor a starved machine."""
     checks, missed = CHECKS[case]
-    seen = MissedTime(99.9)
+    seen = ObservedTime(99.9)
     for now in checks:
-        seen.record_check(now, 100.0)
-    assert seen.adjusted_start(100.0) == pytest.approx(100.0 + missed)
+        seen.record_check(now)
+    assert seen.adjust(100.0) == pytest.approx(100.0 + missed)
 
 
 def test_missed_time_belongs_to_one_turn() -> None:
     """Time missed in one turn of the loop is not credited to the next."""
-    seen = MissedTime(99.0)
-    seen.record_check(100.5, 100.0)
-    seen.record_check(200.0, 100.0)
-    seen.record_check(201.0, 200.5)
-    assert seen.adjusted_start(200.5) == 200.5
-    assert seen.adjusted_start(200.7) == 200.7  # one that began since the last check
-    seen.record_check(202.0, math.inf)
-    assert seen.adjusted_start(math.inf) == math.inf
+    seen = ObservedTime(99.0)
+    seen.record_check(100.5)
+    seen.record_check(200.0)
+    seen.record_check(201.0)
+    assert seen.adjust(100.0) == 198.5
+    assert seen.adjust(200.5) == 200.5
+    assert seen.adjust(200.7) == 200.7  # one that began since the last check
+    assert seen.adjust(math.inf) == math.inf
+
+
+def test_missed_time_is_kept_for_what_began_before_it() -> None:
+    """What is forgotten is only what no later time needs."""
+    seen = ObservedTime(100.0)
+    for now in (110.0, 111.0, 121.0):
+        seen.record_check(now)
+    seen.forget_before(105.0)
+    assert seen.missed_since(105.0) == 4.0 + 9.0
+    seen.forget_before(112.0)
+    assert seen.missed_since(105.0) == 9.0
+
+
+def test_a_late_check_is_excused_for_one_interval() -> None:
+    """After a halt the loop gets one more interval; later halts too, with time between them."""
+    seen = ObservedTime(100.0)
+    for late in (130.0, 160.0, 190.0, 220.0, 250.0):
+        seen.record_check(late)
+        assert seen.excused_until == late + last_resort.CHECK_INTERVAL
+        seen.record_check(late + 0.001)  # woken by a signal
+        assert seen.excused_until == late + last_resort.CHECK_INTERVAL
+        seen.record_check(late + 1.0)
+        assert seen.excused_until <= late + 1.0
+
+
+def test_checks_that_are_always_late_are_not_excused_for_ever() -> None:
+    """Code that holds the lock for seconds at a time is ended, though each check is late."""
+    seen = ObservedTime(100.0)
+    excused = []
+    for now in (103.0, 106.0, 109.0, 112.0, 115.0):
+        seen.record_check(now)
+        excused.append(now < seen.excused_until)
+    assert excused == [True, True, True, False, False]
 
 
 @attrs.define(eq=False)
@@ -292,6 +325,26 @@ async def test_a_hang_beside_a_critical_operation_waits_for_it() -> None:
     assert recorder.exits == []
 
 
+async def test_the_loops_thread_is_interrupted_once_after_a_halt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal of the interruption wakes the thread: that must not lead to the next one."""
+    sent: list[int] = []
+    resort = Recorder(Stop("daemon", LIMITS)).resort()
+
+    def interrupt(resort: LastResort) -> None:
+        sent.append(1)
+        resort.wake()
+
+    monkeypatch.setattr(LastResort, "_interrupt_loop", interrupt)
+    resort._observed.checked_at -= 10
+    resort.begin()
+    wait_for(lambda: sent)
+    block(0.3)
+    resort.end()
+    assert sent == [1]
+
+
 async def test_the_timer_is_not_set_outside_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -323,3 +376,45 @@ async def test_the_timer_is_set_during_a_stop(monkeypatch: pytest.MonkeyPatch) -
     resort.end()
     resort.arm()
     assert len(armed) == 1
+
+
+async def test_the_timer_outlasts_a_halt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However near the deadline is, the timer allows for the longest halt."""
+    armed: list[float] = []
+    monkeypatch.setattr(
+        faulthandler, "dump_traceback_later", lambda later, **_: armed.append(later)
+    )
+    recorder = Recorder(Stop("daemon", LIMITS))
+    resort = recorder.resort()
+    recorder.stop_requested_at = time.monotonic() - LIMITS.budget
+    resort.arm()
+    assert armed == [last_resort.LONGEST_HALT + last_resort.FAULTHANDLER_MARGIN]
+
+
+async def test_a_timer_that_cannot_be_set_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the timer's thread cannot start, the signal handler that sets it does not fail."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to start watchdog thread")
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", refuse)
+    recorder = Recorder(Stop("daemon", LIMITS), stop_requested_at=time.monotonic())
+    recorder.resort().arm()
+
+
+async def test_a_halt_moves_the_exit_deadline() -> None:
+    """Each deadline of a stop moves by the time in which the process was halted."""
+    stop = Stop("daemon", LIMITS)
+    recorder = Recorder(stop)
+    resort = recorder.resort()
+    now = time.monotonic()
+    with Work("w", stop) as work:
+        async with work.critical("write", budget=10):
+            recorder.stop_requested_at = now
+            before = resort.due()
+            resort._observed.record_check(now)
+            resort._observed.record_check(now + 31)
+            assert resort.due() == pytest.approx(before + 30)
+    assert resort.due() == pytest.approx(now + LIMITS.budget + 30)
+    resort.progress.busy_since = now + 1
+    assert resort.due() == pytest.approx(now + 1 + 29 + last_resort.BLOCKED_AFTER)

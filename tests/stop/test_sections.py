@@ -441,3 +441,38 @@ async def test_the_instant_can_be_in_the_past(autojump_clock: MockClock) -> None
         await trio.sleep_forever()
     assert stop.stopping_at == requested + 10
     assert stop.hard_at == requested + 60
+
+
+@pytest.mark.parametrize("stage", [Stage.STOPPING, Stage.HARD])
+async def test_tasks_that_end_after_a_late_wake_up_are_not_left_behind(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
+    """After a halt beyond every deadline the tasks may still unwind before they count as left."""
+    stop, reached = fresh(), []
+
+    async def run() -> None:
+        with Work("w", stop) as work:
+            try:
+                await trio.sleep_forever()
+            finally:
+                async with work.cleanup("unlock"):
+                    await trio.sleep_forever()
+                with trio.CancelScope(deadline=trio.current_time() + 1, shield=True):
+                    await trio.sleep(0.4)
+                    reached.append("unwound")
+
+    async with running(stop):
+        stop.begin("SIGTERM")
+        async with trio.open_nursery() as works:
+            works.start_soon(run)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.CancelScope(shield=True):
+                stop.end_drain("SIGTERM again")
+                if stage is Stage.HARD:
+                    stop.cut("SIGINT")
+                await trio.testing.wait_all_tasks_blocked()
+                assert stop.stage is stage
+                assert reached == []
+                autojump_clock.jump(1000)
+                await trio.sleep(1)
+    assert reached == ["unwound"]

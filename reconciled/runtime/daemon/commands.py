@@ -6,6 +6,7 @@ Each is carried out here, in the loop, in the order in which it was received.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 
@@ -45,7 +46,9 @@ class Commands:
             if self.context.signals.stop_requested_at is not None:
                 self.last_resort.arm()
                 self.last_resort.wake()
-            token.run_sync_soon(self._deliver, idempotent=True)
+            # Between the end of the loop and the exit: the stop is over, and keeps its exit code.
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._deliver, idempotent=True)
 
         self.context.signals.finish_start(wake)
         self.started.set()

@@ -7,9 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 
+from reconciled.runtime.daemon.commands import Commands
 from reconciled.signal_handlers import OTHER_SIGNALS, STOP_SIGNALS, SignalHandlers
 
 PLUGIN = """
@@ -119,3 +123,17 @@ def test_c15_a_daemon_whose_signals_a_plugin_ignores_stops(tmp_path: Path) -> No
             assert daemon.wait(20) == 0
         finally:
             daemon.kill()
+
+
+def test_a_signal_after_the_loop_has_ended_changes_nothing() -> None:
+    """Between the end of the loop and the exit, a signal raises nothing: the exit code stays."""
+    signals = SignalHandlers()
+
+    async def start() -> None:
+        unused = cast("Any", None)
+        context = cast("Any", SimpleNamespace(signals=signals))
+        Commands(context, unused, unused, unused, unused).start()
+
+    trio.run(start)
+    signals._on_other(signal.SIGCHLD, None)
+    assert [number for number, _ in signals.received] == [signal.SIGCHLD]
