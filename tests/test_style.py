@@ -145,7 +145,7 @@ FORBIDDEN = {
     "where the work was talked about": r"(?i)(?<!scope=\")\b(sess" + r"ion|tick" + r"et)s?\b",
 }
 # The kernel groups processes in something of that name.
-ABOUT_PROCESSES = ("reconciled/programs/", "tests/programs/")
+ABOUT_PROCESSES = ("reconciled/programs/", "tests/programs/", "docs/reconcilers.md")
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)

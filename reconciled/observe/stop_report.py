@@ -35,6 +35,7 @@ class StopOutcome(enum.Enum):
     KILLED = "killed"  # a child, by SIGKILL
     CANCELLED = "cancelled"  # ordinary work, interrupted
     FINISHED = "finished"  # within its budget, without being cancelled
+    DETACHED = "detached"  # left a program by setsid and lost its parent: left alone
 
 
 _WORST_FIRST = {outcome: position for position, outcome in enumerate(StopOutcome)}

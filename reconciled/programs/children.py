@@ -2,9 +2,10 @@
 
 1. The thread that forks a child registers it, and it stays registered until it is reaped: a
    cancellation can end the caller, but never loses the child.
-2. The leader of a process group is reaped after the rest of the group has ended. Until then it
-   keeps the group's number, so a signal to the group cannot reach an unrelated process.
-3. A lock excludes signalling during reaping: the last resort signals from another thread.
+2. Each program has a small parent, which leads its session. Members are signalled as ``members``
+   finds them, through descriptors, so a signal cannot reach an unrelated process.
+3. A program that was given up stays registered as long as its small parent lives: the report of a
+   stop names its members.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -22,10 +22,7 @@ import trio
 
 from reconciled.programs.processes import (
     Process,
-    all_processes,
     descendants_of,
-    find_process,
-    is_child_subreaper,
 )
 
 # Starting a program blocks a thread for 1-3 ms, most of it in the kernel: more threads than
@@ -43,11 +40,11 @@ class Owner:
 
 
 class ProgramHandle(Protocol):
-    """The leader of a process group, and the source of its exit status."""
+    """A program below its small parent, and the source of its exit status."""
 
     @property
     def pid(self) -> int:
-        """Its pid, which is also the process group's id."""
+        """Its pid."""
 
     @property
     def started(self) -> int:
@@ -55,21 +52,26 @@ class ProgramHandle(Protocol):
 
     @property
     def supervisor(self) -> int:
-        """The pid of its small parent; 0 if it has none."""
+        """The pid of its small parent, which is the id of its session."""
 
     @property
     def ended(self) -> bool:
         """Whether it has ended and its status is known. Does not reap it. For the event loop."""
 
-    @property
-    def holds_pgid(self) -> bool:
-        """Whether the group's id certainly still belongs to the program."""
+    def members(self) -> list[Process]:
+        """The living members of its session, the program included."""
+
+    def signal(self, number: int) -> bool:
+        """Send *number* to every member; False if none received it. For any thread."""
 
     async def wait(self) -> None:
         """Return when ``ended`` may have changed; a cancellation does not affect the program."""
 
     async def release(self) -> None:
-        """Make any supervisor reap it, which frees the pid; the group must have ended."""
+        """Make its small parent end what is left and exit, and wait for that."""
+
+    async def wait_gone(self) -> None:
+        """Return when the small parent has ended, which outlives every member."""
 
     def reap(self) -> tuple[int | None, int | None]:
         """Exit code and signal: one is None, or both if the status was lost."""
@@ -80,7 +82,7 @@ class ProgramHandle(Protocol):
 
 @attrs.define(eq=False)
 class Child:
-    """One program that this process started, leader of a process group of its own."""
+    """One program that this process started, with the session that it runs in."""
 
     program: str  # argument 0 only: the others may hold secrets
     owner: str  # the task that runs it
@@ -95,7 +97,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The pid of the program, and the id of its group."""
+        """The pid of the program."""
         return self.handle.pid
 
     @property
@@ -114,45 +116,32 @@ class Child:
         await self.handle.wait()
 
     def members(self) -> list[Process]:
-        """The live processes of its group besides the program itself."""
-        found = descendants_of(os.getpid()) if is_child_subreaper() else all_processes()
-        return [p for p in found if p.group == self.pid and p.pid != self.pid and p.alive]
+        """The living members of its session, the program included."""
+        return self.handle.members()
 
-    def signal_group(self, number: int) -> bool:
-        """Send *number* to the whole group; False if no process is left to receive it."""
+    def signal(self, number: int) -> bool:
+        """Send *number* to every member; False if none received it. For any thread."""
         with self._lock:
-            if self._reaped or not self.handle.holds_pgid:
-                return False
-            try:
-                os.killpg(self.pid, number)
-            except (ProcessLookupError, PermissionError):  # the second: set-uid programs only
-                return False
-            return True
-
-    def retire(self) -> None:
-        """Rule out further signals to the group; the program has ended. May be repeated.
-
-        Kills processes that were forked in the group since the last scan.
-        """
-        if self.signal_group(signal.SIGKILL):
-            self._reap_members()
-        with self._lock:
-            self._reaped = True
+            return not self._reaped and self.handle.signal(number)
 
     async def release(self) -> None:
-        """Retire it, and make its small parent, if any, reap it.
+        """Make its small parent end every member and exit.
 
         A cancellation leaves that in progress; reap() does not depend on it.
         """
-        self.retire()
         await self.handle.release()
+
+    async def wait_gone(self) -> None:
+        """Return when no member is left. A cancellation ends the wait only."""
+        await self.handle.wait_gone()
 
     def reap(self) -> tuple[int | None, int | None]:
         """Exit code and signal of the program: one is None, or both if the status was lost.
 
         The program must have ended. Its pid may be reused afterwards.
         """
-        self.retire()
+        with self._lock:
+            self._reaped = True
         return self.handle.reap()
 
     def abandon(self) -> None:
@@ -161,82 +150,17 @@ class Child:
             self._reaped = True
         self.handle.abandon()
 
-    def _reap_members(self) -> None:
-        # Members whose parent ended are children of this process if it adopts orphans. Their
-        # statuses are not needed, so they are reaped here and not by the orphan reaper.
-        for process in descendants_of(os.getpid()):
-            if process.group == self.pid != process.pid and process.parent == os.getpid():
-                with contextlib.suppress(ChildProcessError):
-                    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG)
-
-
-@attrs.define(eq=False)
-class DirectHandle:
-    """A program that is a direct child of this process: its exit status comes from the kernel."""
-
-    pid: int
-    started: int
-    _pidfd: int
-    _popen: subprocess.Popen[bytes]
-    supervisor: int = attrs.field(default=0, init=False)
-    holds_pgid: bool = attrs.field(default=True, init=False)  # unreaped, so not reused
-
-    @classmethod
-    def from_popen(cls, popen: subprocess.Popen[bytes]) -> DirectHandle:
-        """Watch *popen*. Raises OSError when descriptors have run out; *popen* is killed then."""
-        try:
-            pidfd = os.pidfd_open(popen.pid)
-        except OSError:
-            # It may run for ever, and its end could not be observed.
-            os.killpg(popen.pid, signal.SIGKILL)
-            popen.wait()
-            raise
-        process = find_process(popen.pid)
-        return cls(popen.pid, 0 if process is None else process.started, pidfd, popen)
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended. Does not reap it."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            return os.waitid(os.P_PIDFD, self._pidfd, options) is not None
-        except ChildProcessError:
-            return True  # other code took its status: reap() returns no status
-
-    async def wait(self) -> None:
-        """Return when it has ended."""
-        await trio.lowlevel.wait_readable(self._pidfd)
-
-    async def release(self) -> None:
-        """Does nothing: it has no supervisor. No checkpoint."""
-
-    def reap(self) -> tuple[int | None, int | None]:
-        """Exit code and signal; both None if other code took its status."""
-        try:
-            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
-            status = None
-        self.abandon()
-        if status is None:
-            return None, None
-        if status.si_code == os.CLD_EXITED:
-            return status.si_status, None
-        return None, status.si_status
-
-    def abandon(self) -> None:
-        """Close the pidfd."""
-        os.close(self._pidfd)
-        # The status is read without Popen, whose wait() reports a lost status as 0. Without this
-        # Popen would warn, and poll a pid that may be reused.
-        self._popen.returncode = 0
-
 
 @attrs.frozen
 class RemainingProcess:
-    """A live descendant of this process; child is None if it left the groups of owned programs."""
+    """A live descendant of this process; child is None if it is a member of no program.
+
+    detached  it has a session of its own and no owner
+    """
 
     process: Process
     child: Child | None
+    detached: bool = False
 
     def __str__(self) -> str:
         whose = "no owner" if self.child is None else f"of {self.child.owner}"
@@ -255,6 +179,8 @@ class Children:
     # Applied to each quotation of output: removes secrets from a text.
     redact: Callable[[str], str] = attrs.field(default=str, init=False)
     _owned: dict[int, Child] = attrs.field(factory=dict, init=False)
+    # Given up while members were alive, by the small parent's pid.
+    _given_up: dict[int, Child] = attrs.field(factory=dict, init=False)
 
     def start(self, start: Callable[[], ProgramHandle], owner: Owner) -> Child:
         """Start a program and register it. Blocks: call it in a thread that is not abandoned.
@@ -268,7 +194,17 @@ class Children:
     def forget(self, child: Child) -> None:
         """Remove *child*, which was reaped or abandoned."""
         self._owned.pop(child.pid, None)
-        self.supervisors.discard(child.handle.supervisor)
+        if child.members():
+            self._given_up[child.handle.supervisor] = child
+        else:
+            self._given_up.pop(child.handle.supervisor, None)
+            self.supervisors.discard(child.handle.supervisor)
+
+    def given_up(self, owner: str) -> list[Child]:
+        """The children of task *owner* that were given up and have living members."""
+        return [
+            child for child in self._given_up.values() if child.owner == owner and child.members()
+        ]
 
     def owned(self) -> list[Child]:
         """The owned children; safe in any thread, since copying a dict's values is atomic."""
@@ -276,24 +212,30 @@ class Children:
 
     def owns(self, pid: int) -> bool:
         """Whether *pid* is a registered child or its small parent, which an owner waits for."""
-        return pid in self._owned or pid in self.supervisors
+        return pid in self._owned or (pid in self.supervisors and pid not in self._given_up)
 
     def end_all(self, number: int = signal.SIGKILL, *, critical: bool = False) -> list[Child]:
-        """Signal the groups of all ordinary children, and with *critical* of all others.
+        """Signal the members of all ordinary children, and with *critical* of all others.
 
         For any thread, in particular the last resort's: it neither waits nor needs the event
         loop. Returns the children that were signalled.
         """
         chosen = [child for child in self.owned() if critical or not child.critical]
-        return [child for child in chosen if child.signal_group(number)]
+        return [child for child in chosen if child.signal(number)]
 
     def remaining(self) -> list[RemainingProcess]:
         """The live descendants of this process, for the stop report; for any thread.
 
         Complete only in a process that adopts orphans (see orphan_reaper.become_subreaper()).
         """
+        children = {child.handle.supervisor: child for child in self.owned()} | self._given_up
+        members = {process.pid: child for child in children.values() for process in child.members()}
         return [
-            RemainingProcess(process, self._owned.get(process.group))
+            RemainingProcess(
+                process,
+                members.get(process.pid),
+                process.pid not in members and process.session != os.getsid(0),
+            )
             for process in descendants_of(os.getpid())
             if process.alive and process.pid not in self.supervisors
         ]

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import attrs
 
-from reconciled.programs.children import DirectHandle, ProgramHandle, unblocked_signals
+from reconciled.programs.children import ProgramHandle, unblocked_signals
 from reconciled.programs.output import Output
-from reconciled.programs.small_parent import raise_oom_score
 from reconciled.programs.supervision import (
     Supervision,
     encode_launch_request,
@@ -40,25 +39,14 @@ class Launch:
     environment: Mapping[str, str]
     stdin: bytes
 
-    def start(self, output: Output) -> ProgramHandle:
-        """Start it. Blocks until the fork has executed the program: call it in a thread."""
-        popen = self._popen(self.arguments, output, self.directory, self.environment)
-        # After the exec, since no code of this package runs between fork and exec. What the
-        # program forks before this line keeps the daemon's score. A small parent sets the score
-        # before the exec.
-        raise_oom_score(b"/proc/%d/oom_score_adj" % popen.pid)
-        return DirectHandle.from_popen(popen)
+    def start(self, output: Output, supervision: Supervision, parents: set[int]) -> ProgramHandle:
+        """Start it under a small parent, whose pid is added to *parents*.
 
-    def start_under_parent(
-        self, output: Output, supervision: Supervision, parents: set[int]
-    ) -> ProgramHandle:
-        """As start(), but under a small parent, whose pid is added to *parents*.
-
-        Blocks for some syncs: call it in a thread.
+        Blocks, for some syncs too if it belongs to an operation: call it in a thread.
         """
 
         def run_parent(command: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-            return self._popen(command, output, None, _inherited_environment(), fds)
+            return self._popen(command, output, fds)
 
         request = encode_launch_request(
             supervision, self.arguments, self.environment, self.directory
@@ -69,9 +57,7 @@ class Launch:
         self,
         command: Sequence[str],
         output: Output,
-        directory: Path | None,
-        environment: Mapping[str, str],
-        descriptors: tuple[int, ...] = (),
+        descriptors: tuple[int, ...],
     ) -> subprocess.Popen[bytes]:
         with _memory_file(self.stdin) as source, output.writer() as writer, unblocked_signals():
             return subprocess.Popen(  # noqa: S603 a list of arguments, no shell
@@ -79,9 +65,8 @@ class Launch:
                 stdin=source,
                 stdout=writer,
                 stderr=writer,
-                cwd=directory,
-                env=environment,
-                process_group=0,
+                env=_inherited_environment(),
+                start_new_session=True,
                 pass_fds=descriptors,
             )
 

@@ -7,6 +7,7 @@
 3. A process that got SIGTERM gets SIGKILL *term* seconds later.
 4. If a program was ended here and its small parent did not record that, the end is recorded as
    ended by the last signal.
+5. A program with a member that cannot be ended counts as force, and its members are named.
 
 ``reconciled reap`` uses it after a daemon's end, and so does the next start, which adopts
 critical programs and leaves them alone here.
@@ -25,6 +26,7 @@ import attrs
 from reconciled.core.durations import format_duration
 from reconciled.core.errors import RecordDamaged
 from reconciled.programs.cgroup import belongs_to, hidden_in, members_of
+from reconciled.programs.members import name_all
 from reconciled.programs.processes import Process
 from reconciled.programs.program_records import Identity
 from reconciled.programs.survivors import (
@@ -83,7 +85,7 @@ class SurvivorReaper:
     def reap(self, operations: Path) -> bool:
         """End the programs recorded in the directory *operations*; whether force was needed.
 
-        Force is SIGKILL, or any signal to a critical program.
+        Force is SIGKILL, or any signal to a critical program, or a program that was not ended.
         """
         left: dict[Survivor, ReapTarget] = {}
         for survivor in self._survivors(operations):
@@ -175,7 +177,9 @@ class SurvivorReaper:
             target.deadline = time.monotonic() + KILL_TIMEOUT
         elif not target.given_up:
             target.given_up = True
-            pid = "" if survivor is None else f" (pid {survivor.record.program.pid})"
+            self._used_force |= survivor is None or survivor.owned
+            left = [] if survivor is None else survivor.members()
+            pid = f" ({name_all(left)})" if left else ""
             if survivor is not None and not survivor.owned:
                 why = "was left alone: the state directory is on another device than at its start"
             elif target.last_signal:

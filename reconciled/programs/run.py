@@ -1,14 +1,17 @@
-"""Running a program to its end: in its own process group, bounded in time and output.
+"""Running a program to its end: in a session of its own, bounded in time and output.
 
 1. Argument lists only, no shell. Standard input is a file in memory and output goes to a file: a
    pipe would block the program, or break when the daemon dies.
 2. An ordinary program gets SIGTERM when its caller is cancelled, and SIGKILL at the end of the
    caller's cleanup allowance. In a critical section it gets SIGTERM ``min(5 s, budget / 4)``
    before the section's deadline, and SIGKILL at the deadline.
-3. Both signals go to the whole group, and members that outlive their leader get both, too.
-4. The call returns when the program and its group have ended, even if a process outside the group
-   still holds the output open.
-5. A program of an operation can outlive the daemon; its small parent then records how it ends. A
+3. Both signals go to all members of its session (``small_parent``), and members that outlive the
+   program get both, too. What was detached before the first signal is left alone.
+4. The call returns when no member is left, even if a detached process still holds the output open.
+   A member that cannot be ended is waited for. A cancellation ends that wait; then the next program
+   of the same task waits.
+5. An end after a signal of the daemon is an interruption, whatever the exit code.
+6. A program of an operation can outlive the daemon; its small parent then records how it ends. A
    stop ends it by the same rules as any other program.
 """
 
@@ -94,7 +97,7 @@ async def run_program(  # noqa: PLR0913 one required argument
     directory     its working directory; an argument 0 with a slash is relative to it
     output_limit  bytes of output to keep, the newest
 
-    Raises ProgramFailed if it cannot be started. A cancellation ends the program and its group
+    Raises ProgramFailed if it cannot be started. A cancellation ends the program and its session
     (SIGTERM, then SIGKILL at the end of the cleanup allowance) before trio.Cancelled is raised;
     inside a critical section the program continues until shortly before the deadline.
     """
@@ -152,6 +155,11 @@ async def _run(
     launch: Launch, log: Output, operation: JournaledOperation | None, action: str
 ) -> Ended:
     section = covering_section()
+    children = current_children()
+    for earlier in children.given_up(trio.lowlevel.current_task().name):
+        # A member of the key's earlier program is alive: none may run beside it.
+        await earlier.wait_gone()
+        children.forget(earlier)
     began = trio.current_time()
     child = await _start(launch, log, _supervision(operation, action, section), section)
     warned = False
@@ -161,15 +169,18 @@ async def _run(
                 await _wait_ended(child, log)
             warned = not child.ended
         if warned:
-            child.signal_group(signal.SIGTERM)
+            child.signal(signal.SIGTERM)
         await _wait_ended(child, log)
     finally:
         kill_at = _kill_deadline(child, section, warned=warned)
         with trio.CancelScope(deadline=kill_at + KILL_TIMEOUT, shield=True):
-            await _end_group(child, log, kill_at)
+            await _end_members(child, log, kill_at)
             await child.release()
         code, number = _reap_or_abandon(child)
         log.compact()
+    if child.members():  # one survives SIGKILL, or may not be signalled
+        await child.wait_gone()
+        children.forget(child)
     tail = log.tail(current_children().redact)
     ended = Ended(launch.arguments[0], code, number, trio.current_time() - began, tail)
     if warned and section is not None and code is None:
@@ -182,19 +193,23 @@ async def _run(
 
 def _supervision(
     operation: JournaledOperation | None, action: str, section: Section | None
-) -> Supervision | None:
-    if operation is None:
-        return None
+) -> Supervision:
     # In monotonic time of this boot, which the next daemon and ``reap`` can read as well.
     deadline = None if section is None else time.monotonic() + section.remaining
     return Supervision(
-        operation.directory.absolute(),
-        Assignment(boot_id(), operation.attempt, action, section is not None, deadline),
+        None if operation is None else operation.directory.absolute(),
+        Assignment(
+            boot_id(),
+            0 if operation is None else operation.attempt,
+            action,
+            section is not None,
+            deadline,
+        ),
     )
 
 
 async def _start(
-    launch: Launch, log: Output, supervision: Supervision | None, section: Section | None
+    launch: Launch, log: Output, supervision: Supervision, section: Section | None
 ) -> Child:
     """Start it in a thread; a cancellation meanwhile acts at the next checkpoint."""
     children = current_children()
@@ -202,9 +217,7 @@ async def _start(
     owner = Owner(launch.arguments[0], task, section is not None)
 
     def start() -> ProgramHandle:
-        if supervision is None:
-            return launch.start(log)
-        return launch.start_under_parent(log, supervision, children.supervisors)
+        return launch.start(log, supervision, children.supervisors)
 
     try:
         return await in_thread(partial(children.start, start, owner), limiter=children.limiter)
@@ -227,30 +240,32 @@ async def _trim_output(log: Output) -> None:
 
 
 def _kill_deadline(child: Child, section: Section | None, *, warned: bool) -> float:
-    """When live processes of the group get SIGKILL, in trio's time."""
+    """When living members get SIGKILL, in trio's time."""
     if warned and not child.ended:
         return trio.current_time()
     allowance = cleanup_scope().deadline
     return allowance if section is None else min(allowance, section.deadline)
 
 
-async def _end_group(child: Child, log: Output, kill_at: float) -> None:
-    """End each live process of the group: SIGTERM, and SIGKILL at *kill_at*."""
+async def _end_members(child: Child, log: Output, kill_at: float) -> None:
+    """End each living member: SIGTERM, and SIGKILL at *kill_at*."""
     if child.ended and not child.members():
         return
     if kill_at > trio.current_time():
-        child.signal_group(signal.SIGTERM)
+        child.signal(signal.SIGTERM)
         with trio.CancelScope(deadline=kill_at):
-            await _wait_group_ended(child, log)
+            await _wait_members_ended(child, log)
             return
-    child.signal_group(signal.SIGKILL)
-    await _wait_group_ended(child, log)
+    child.signal(signal.SIGKILL)
+    await _wait_members_ended(child, log, again=signal.SIGKILL)
 
 
-async def _wait_group_ended(child: Child, log: Output) -> None:
-    await _wait_ended(child, log)
+async def _wait_members_ended(child: Child, log: Output, again: int = 0) -> None:
+    """Return when the program and all members have ended; signals new ones by *again*."""
     pause = 0.002
-    while child.members():
+    while not child.ended or child.members():
+        if again:
+            child.signal(again)
         await trio.sleep(pause)
         pause = min(pause * 2, 0.1)
         await _trim_output(log)

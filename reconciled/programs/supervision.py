@@ -4,8 +4,7 @@
    record there is no outcome.
 2. release() returns after the small parent has exited. If the daemon abandons the program or dies,
    the small parent detects the closed socket, ends the group and exits.
-3. The program's group is signalled only while its pid certainly belongs to it: a killed small
-   parent no longer keeps the program unreaped.
+3. A program outside operations has no durable record, and is ended when its daemon ends.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ import trio
 from reconciled.core.errors import RecordDamaged
 from reconciled.programs import small_parent
 from reconciled.programs.attempt_fence import fence_unsynced
-from reconciled.programs.processes import find_process
+from reconciled.programs.members import Members, is_alive
+from reconciled.programs.processes import Process, find_process
 from reconciled.programs.program_records import Assignment, Identity, read_end
 
 _MESSAGE = 64  # bytes; longer ones are never sent
@@ -43,10 +43,18 @@ _BOOT = (
 
 @attrs.frozen
 class Supervision:
-    """The operation of a program, and what is recorded beside the program's identity."""
+    """Where a program is recorded, and what is recorded beside its identity.
 
-    directory: Path  # STATE/operations/ID
+    directory  STATE/operations/ID; None: it is recorded nowhere
+    """
+
+    directory: Path | None
     assignment: Assignment
+
+    @property
+    def of_operation(self) -> bool:
+        """Whether it is a program of an operation, which outlives the daemon."""
+        return self.assignment.attempt > 0
 
 
 @attrs.define(eq=False)
@@ -59,6 +67,8 @@ class SupervisedHandle:
     _parent: subprocess.Popen[bytes]
     _pidfd: int  # of the program
     _socket: socket.socket
+    _members: Members
+    _left: bool = attrs.field(default=False, init=False)
     _orphaned: bool = attrs.field(default=False, init=False)  # its small parent has ended
     _reported: tuple[int | None, int | None] | None = attrs.field(default=None, init=False)
 
@@ -73,11 +83,13 @@ class SupervisedHandle:
         self._listen()
         return self._reported is not None or (self._orphaned and self._has_ended())
 
-    @property
-    def holds_pgid(self) -> bool:
-        """Whether the program exists, alive or as a zombie."""
-        process = find_process(self.pid)
-        return process is not None and process.started == self.started
+    def members(self) -> list[Process]:
+        """The living members of its session, the program included."""
+        return [] if self._has_left() else self._members.find()
+
+    def signal(self, number: int) -> bool:
+        """Send *number* to every member; False if none received it. For any thread."""
+        return self._members.signal(number)
 
     async def wait(self) -> None:
         """Return at a message of the small parent, or at the end of the orphaned program."""
@@ -87,6 +99,12 @@ class SupervisedHandle:
         """Make the small parent reap it, and wait for that; a cancellation ends the wait only."""
         with contextlib.suppress(OSError):
             self._socket.send(b"r")
+        await self.wait_gone()
+
+    async def wait_gone(self) -> None:
+        """Return when the small parent has ended, which outlives every member."""
+        if self._has_left():
+            return
         pidfd = os.pidfd_open(self._parent.pid)  # a child that is not reaped yet, so it exists
         try:
             await trio.lowlevel.wait_readable(pidfd)
@@ -100,10 +118,13 @@ class SupervisedHandle:
         # If its small parent was killed, it is a child of this process, which adopts orphans.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        self._has_left()
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self._parent.pid, os.WEXITED | os.WNOHANG)
         self.abandon()
-        return outcome
+        by = self._members.interrupted_by
+        # Without a record the small parent does not know of the signal; nor on a full disk.
+        return (None, by) if by is not None and outcome[0] is not None else outcome
 
     def abandon(self) -> None:
         """Close everything; the small parent continues alone and ends after its program."""
@@ -126,11 +147,21 @@ class SupervisedHandle:
                 code, number = message.split()[1:]
                 self._reported = _number(code), _number(number)
 
+    def _has_left(self) -> bool:
+        """Whether the small parent has ended by itself, after the last member."""
+        if not self._left:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            with contextlib.suppress(ChildProcessError):
+                status = os.waitid(os.P_PID, self._parent.pid, options)
+                self._left = status is not None and status.si_code == os.CLD_EXITED
+        return self._left
+
     def _has_ended(self) -> bool:
-        process = find_process(self.pid)
-        return process is None or process.started != self.started or not process.alive
+        return not is_alive(Identity(self.pid, self.started))
 
     def _read_outcome(self) -> tuple[int | None, int | None]:
+        if self._supervision.directory is None:
+            return None, None
         try:
             end = read_end(self._supervision.directory)
         except (RecordDamaged, OSError):
@@ -153,15 +184,17 @@ def start_supervised(
 ) -> SupervisedHandle:
     """Start *launch_request* under a small parent. Blocks and syncs: call it in a thread.
 
-    run_parent  starts a command with two more descriptors, in a process group of its own
+    run_parent  starts a command with two more descriptors, in a session of its own
     parents     gets the small parent's pid at once, so that no scan takes it for an orphan
 
     Raises OSError, with an error number only if the program itself could not be executed.
     """
+    directory = supervision.directory
     try:
-        fence_unsynced(supervision.directory, supervision.assignment.attempt)
+        if directory is not None and supervision.of_operation:
+            fence_unsynced(directory, supervision.assignment.attempt)
     except OSError as error:
-        raise _record_failed(supervision.directory, error) from error
+        raise _record_failed(directory, error) from error
     daemon_end, parent_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.ExitStack() as failing:
         failing.callback(daemon_end.close)
@@ -171,26 +204,40 @@ def start_supervised(
             file.seek(0)
             pair = (source, parent_end.fileno())
             # The last argument is for people who read the process list.
-            words = (*map(str, pair), f"over operation {supervision.directory.name}")
+            words = (*map(str, pair), f"over {_describe(supervision)}")
             popen = run_parent([sys.executable, "-I", "-S", "-E", "-c", _BOOT, *words], pair)
         parents.add(popen.pid)
         failing.callback(parents.discard, popen.pid)
         # The socket is closed first: the small parent then exits without executing the program.
         failing.callback(popen.wait)
         failing.callback(daemon_end.close)
-        pid, started = map(int, _receive(daemon_end, b"P", supervision.directory))
+        pid, started = map(int, _receive(daemon_end, b"P", directory))
         pidfd = os.pidfd_open(pid)  # the fork waits for the approval, or for the end of the socket
         failing.callback(os.close, pidfd)
         with contextlib.suppress(OSError):  # it has ended: the next receive shows that
             daemon_end.send(b"g")
-        why = int(next(_receive(daemon_end, b"S", supervision.directory), 0))
+        why = int(next(_receive(daemon_end, b"S", directory), 0))
         if why:
             raise OSError(why, os.strerror(why))
         failing.pop_all()
-        return SupervisedHandle(pid, started, supervision, popen, pidfd, daemon_end)
+        members = _members(supervision, popen.pid, Identity(pid, started))
+        return SupervisedHandle(pid, started, supervision, popen, pidfd, daemon_end, members)
 
 
-def _receive(daemon_end: socket.socket, wanted: bytes, directory: Path) -> Iterator[bytes]:
+def _members(supervision: Supervision, parent: int, program: Identity) -> Members:
+    found = find_process(parent)
+    identity = Identity(parent, 0 if found is None else found.started)
+    attempt = supervision.assignment.attempt
+    return Members(identity, program, supervision.directory, attempt, "daemon")
+
+
+def _describe(supervision: Supervision) -> str:
+    if supervision.of_operation and supervision.directory is not None:
+        return f"operation {supervision.directory.name}"
+    return supervision.assignment.action
+
+
+def _receive(daemon_end: socket.socket, wanted: bytes, directory: Path | None) -> Iterator[bytes]:
     """The numbers in the small parent's message *wanted*."""
     message = daemon_end.recv(_MESSAGE)
     kind, *numbers = message.split() or [b""]
@@ -205,7 +252,7 @@ def _receive(daemon_end: socket.socket, wanted: bytes, directory: Path) -> Itera
     return iter(numbers)
 
 
-def _record_failed(directory: Path, error: OSError) -> OSError:
+def _record_failed(directory: Path | None, error: OSError) -> OSError:
     # Without an error number, since it is not the program's.
     return OSError(f"cannot record the start durably in {directory}: {error.strerror}")
 
@@ -231,12 +278,13 @@ def encode_launch_request(
         path = os.get_exec_path(dict(environment))
         files = [os.path.join(os.fsencode(each), name) for each in path]  # noqa: PTH118 bytes
     plain: small_parent.LaunchRequest = (
-        os.fsencode(supervision.directory),
+        b"" if supervision.directory is None else os.fsencode(supervision.directory),
         words,
         files,
         variables,
         None if where is None else os.fsencode(where),
         supervision.assignment.to_json_prefix(),
+        supervision.of_operation,
     )
     return marshal.dumps(plain)
 

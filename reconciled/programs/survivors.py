@@ -1,14 +1,13 @@
 """Programs that outlived their daemon: found by identity, then waited for or ended.
 
-1. A process is the recorded one only if pid, start time and boot agree. Its group is signalled
-   only while the program itself keeps the group's number. After that, a process of the group
-   counts as a member only if its environment names the operation, and is signalled by a pidfd.
+1. A process is the recorded one only if pid, start time and boot agree. Its members are found and
+   signalled as ``members`` describes.
 2. The outcome of a program is what its small parent recorded: without a record there is none.
 3. A record in a copy of the state directory names a program of the original: for the copy it has
    ended, and it is never signalled. If only the device differs, as in a snapshot or after a
    remount, it may be either: it is waited for and never signalled.
-4. A survivor is over when the program, its small parent and all members of its group have ended.
-   The small parent ends the members; if it was killed, wait() and terminate() do.
+4. A survivor is over when the program, its small parent and all members have ended. The small
+   parent ends members that outlive the program; if it was killed, wait() and terminate() do.
 
 trio is imported only where the code waits with it: ``reconciled reap`` needs the rest.
 """
@@ -28,7 +27,8 @@ import attrs
 
 from reconciled.core.errors import RecordDamaged
 from reconciled.programs.cgroup import is_hidden
-from reconciled.programs.processes import Process, all_processes, find_process
+from reconciled.programs.members import Members
+from reconciled.programs.processes import Process, find_process
 from reconciled.programs.program_records import (
     Assignment,
     ChildRecord,
@@ -61,6 +61,13 @@ class Survivor:
     _parent: int = -1
     # The record was written in this state directory: not in a copy or snapshot of it.
     owned: bool = True
+    _members: Members = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        record = self.record
+        self._members = Members(
+            record.parent, record.program, self.directory, record.assignment.attempt, "reap"
+        )
 
     def __repr__(self) -> str:
         assignment = self.assignment
@@ -75,7 +82,7 @@ class Survivor:
 
     @property
     def alive(self) -> bool:
-        """Whether the program, its small parent, or another member of its group is alive."""
+        """Whether the program, its small parent, or another member is alive."""
         return _is_alive(self._program) or _is_alive(self._parent) or bool(self.remaining_members())
 
     @property
@@ -107,10 +114,12 @@ class Survivor:
                 while self.remaining_members():  # noqa: ASYNC110 - no event reports the end of a non-child
                     await trio.sleep(POLL_INTERVAL)
                 return self.end
+        while self.remaining_members():  # noqa: ASYNC110 - as above; they may not be signalled
+            await trio.sleep(POLL_INTERVAL)
         return self.end
 
     async def terminate(self, term: float = TERM_GRACE) -> EndRecord | None:
-        """End its group: SIGTERM, SIGKILL after *term* seconds; returns how it ended, as wait().
+        """End its members: SIGTERM, SIGKILL after *term* seconds; returns how it ended, as wait().
 
         A cancellation leaves it with SIGTERM sent. Raises RecordDamaged, OSError.
         """
@@ -124,55 +133,30 @@ class Survivor:
         return self.end
 
     def signal(self, number: int) -> bool:
-        """Send *number* to the rest of its group; False if it is certainly empty.
+        """Send *number* to its members; False if none received it."""
+        return self.owned and self._same_boot and self._members.signal(number)
 
-        A program that has ended and is not reaped yet keeps the number of its group.
-        """
-        if not self.owned:
-            return False
-        program = self.record.program
-        if not self._same_boot or not _is_running(program):
-            sent = [send_signal(process, number) for process in self.remaining_members()]
-            return any(sent)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(program.pid, number)
-            return True
-        return False
+    def members(self) -> list[Process]:
+        """Its living members, the program included."""
+        return self._members.find() if self._same_boot else []
 
     def kill_parent(self) -> None:
-        """Kill the small parent, which outlives its program while it cannot record the end."""
-        if self.owned and _is_alive(self._parent):
+        """Kill a small parent that cannot record the end or is halted, unless a member lives."""
+        if self.owned and _is_alive(self._parent) and not self.members():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parent, signal.SIGKILL)
 
     def remaining_members(self) -> list[Process]:
-        """Live members of the group if program and small parent have ended without a record."""
-        if (
-            _is_alive(self._program)
-            or _is_alive(self._parent)
-            or not self._same_boot
-            or self._has_end()
-        ):
+        """Living members if both the program and its small parent have ended."""
+        if _is_alive(self._program) or _is_alive(self._parent):
             return []
-        group = self.record.program.pid
-        return [
-            each
-            for each in all_processes()
-            if each.group == group and each.alive and has_operation_variable(each, self.directory)
-        ]
+        return self.members()
 
     @property
     def runs_elsewhere(self) -> bool:
         """Whether it is a live program of the directory that this one is a copy of."""
         copied = not self.owned and not self._same_boot
         return copied and _is_running(self.record.program)
-
-    def _has_end(self) -> bool:
-        """Whether an end is recorded; a damaged record does not show that the group has ended."""
-        try:
-            return self.end is not None
-        except (RecordDamaged, OSError):
-            return False
 
     def record_end(self, number: int) -> None:
         """Record that ``reap`` ended it by signal *number*, unless its end is recorded.

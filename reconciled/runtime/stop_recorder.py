@@ -143,7 +143,10 @@ class StopRecorder:
 
 def _child(left: RemainingProcess, killed: frozenset[int]) -> RunningProgram:
     process = left.process
-    # Leaders and members alike: the whole group is killed.
-    outcome = StopOutcome.KILLED if process.group in killed else StopOutcome.LEFT_BEHIND
+    # Programs and their members alike: all are killed.
+    if left.child is not None and left.child.pid in killed:
+        outcome = StopOutcome.KILLED
+    else:
+        outcome = StopOutcome.DETACHED if left.detached else StopOutcome.LEFT_BEHIND
     key = left.child.owner.removeprefix("reconcile ") if left.child else ""
     return RunningProgram(process.pid, process.name, outcome, key=key)

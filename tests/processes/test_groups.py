@@ -118,3 +118,26 @@ def _own_pids() -> list[str]:
     if not works:
         pytest.skip("unshare cannot make a namespace of process ids here")
     return command
+
+
+SETPGID = "python3 -c 'import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])'"
+
+
+@pytest.mark.parametrize("leave", ["timeout 60", SETPGID])
+def test_an_apply_that_leaves_its_group_runs_once_at_a_time(
+    workspace: Workspace, leave: str
+) -> None:
+    """``timeout 60 …`` and ``setpgid`` in an apply: no two attempts run at once, none survives."""
+    workspace.configure(Limits(drain=0.3, critical=5, cleanup=0.5), reconciler="exec", timeout="1s")
+    # A second attempt beside the first finds the directory, and leaves the file "twice".
+    body = "mkdir alone || touch twice; trap '' TERM; echo $$ >> began; exec sleep 999"
+    script = f"trap 'exit 1' TERM; {leave} sh -c \"{body}\"; :"
+    # The directory is removed only after the process that made it has ended.
+    first = "for p in $(cat began 2>/dev/null); do [ -e /proc/$p ] || rm -rf alone; done; "
+    workspace.declare("site", kind="Exec", apply=["/bin/sh", "-c", first + script])
+    daemon = workspace.started()
+    began = workspace.resources / "began"
+    wait_until(lambda: began.exists() and len(began.read_text().split()) >= 3, "three attempts")
+    assert not (workspace.resources / "twice").exists()
+    assert daemon.stop().code == 0
+    assert daemon.left() == []

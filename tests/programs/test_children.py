@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from reconciled.programs import run_program
+from reconciled.programs import run_program, small_parent
 from reconciled.programs.children import current_children
 from reconciled.programs.processes import descendants_of, find_process
 
@@ -87,16 +87,16 @@ async def test_reaped_child_gets_no_signal(tmp_path: Path, monkeypatch: pytest.M
         await until(current_children().owned)
         seen += current_children().owned()
     sent: list[object] = []
-    monkeypatch.setattr(os, "killpg", lambda *call: sent.append(call))
-    assert not seen[0].signal_group(signal.SIGKILL)
+    monkeypatch.setattr(small_parent, "send_signal", lambda *call: sent.append(call))
+    assert not seen[0].signal(signal.SIGKILL)
     assert sent == []
     assert seen[0].ended
 
 
-async def test_remaining_names_escaped_processes(tmp_path: Path) -> None:
-    """remaining() lists members with their owner, and processes that left their group."""
+async def test_remaining_names_detached_processes(tmp_path: Path) -> None:
+    """remaining() lists members with their owner, whatever their session, and the detached."""
     # No other program: before its exec a third child would be one more "sh" in the list.
-    script = "setsid sleep 97 & sleep 98 & wait"
+    script = "setsid -f sleep 97; setsid sleep 98 & wait"
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
@@ -106,6 +106,7 @@ async def test_remaining_names_escaped_processes(tmp_path: Path) -> None:
         await until(lambda: sum(p.name == "sleep" for p in descendants_of(os.getpid())) == 2)
         left = current_children().remaining()
         escaped = [one for one in left if one.child is None]
+        assert [one.detached for one in escaped] == [True]
         assert [str(one) for one in escaped] == [f"sleep (pid {escaped[0].process.pid}), no owner"]
         owned = sorted(str(one).split(" (")[0] for one in left if one.child is not None)
         assert owned == ["sh", "sleep"]
@@ -121,7 +122,7 @@ from pathlib import Path
 from reconciled.programs.children import current_children
 from reconciled.programs.orphan_reaper import OrphanReaper, become_subreaper
 from reconciled.programs.processes import children_of
-from reconciled.programs import run_program
+from reconciled.programs import run_program, small_parent
 
 class Log:
     def __init__(self): self.lines = []

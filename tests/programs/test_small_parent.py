@@ -257,7 +257,7 @@ def test_records_are_replaced_durably(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(posix, name, recorded(calls, getattr(posix, name)))
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        small_parent._write_durably(directory, "end", b"{}")
+        small_parent._write(directory, "end", b"{}", durable=True)
         assert calls == [
             "write .end.new",
             "fsync .end.new",
@@ -281,22 +281,6 @@ def recorded(calls: list[str], real: Callable[..., Any]) -> Callable[..., Any]:
         return real(file, *rest, **named)
 
     return call
-
-
-async def test_group_without_its_program_is_not_signalled(op_dir: Path) -> None:
-    """A group is not signalled if its number may not belong to the program any more."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: run_program(["sleep", "99"], operation=make_operation(op_dir)))
-        with trio.fail_after(10):
-            while not current_children().owned():  # noqa: ASYNC110 no event comes from there
-                await trio.sleep(0.01)
-        [child] = current_children().owned()
-        leader: Any = child.handle
-        leader.started += 1  # as if the pid had been reused
-        assert not child.signal_group(signal.SIGKILL)
-        leader.started -= 1
-        assert alive(child.pid)
-        nursery.cancel_scope.cancel(reason="the test")
 
 
 # -- kills -------------------------------------------------------------------

@@ -106,7 +106,8 @@ class Shutdown:
             self.context.log.error(
                 "operation.outcome_lost", key=record.key, operation=record.id, reason=reason
             )
-        code = CUT if stop.registry.cut_count or lost else DONE
+        members_left = any(each.child is not None for each in self.context.children.remaining())
+        code = CUT if stop.registry.cut_count or lost or members_left else DONE
         code = self._outranked(code)
         self._report(code)
         return code
