@@ -164,6 +164,25 @@ class OperationJournal:
             raise
         return record
 
+    async def restore(self, record: OperationRecord) -> None:
+        """Open *record*, which an earlier store contained, with its id and its hold.
+
+        Raises OperationAlreadyOpen, WriteFailed, StoreClosed.
+        """
+        self._mirror.reserve_key(record)
+
+        def write(connection: sqlite3.Connection) -> None:
+            rows.insert(connection, record)
+            rows.write_state(connection, record)
+
+        await self._store.writer.write(
+            PendingWrite(
+                write,
+                lambda: self._mirror.add(record),
+                lambda: self._mirror.release_key(record, None),
+            )
+        )
+
     def _record(self, key: Key, name: str, pinned: Any, undoes: str) -> OperationRecord:
         return OperationRecord(
             self._ids.new(),

@@ -34,6 +34,7 @@ class Assignment:
     """The attempt and action that a program is started for.
 
     deadline  end of its critical section, in monotonic seconds of this boot; None without one
+    key       the key of its operation; empty: unknown, of an older version
     """
 
     boot_id: str
@@ -41,6 +42,7 @@ class Assignment:
     action: str
     critical: bool
     deadline: float | None
+    key: str = ""
 
     def to_json_prefix(self) -> bytes:
         """The beginning of a JSON object, which the small parent completes."""
@@ -138,7 +140,8 @@ def write_end(directory: Path, end: EndRecord) -> None:
 
 
 def _assignment(data: dict[str, Any]) -> Assignment:
-    return Assignment(**{field.name: data[field.name] for field in attrs.fields(Assignment)})
+    names = (field.name for field in attrs.fields(Assignment))
+    return Assignment(**{name: data[name] for name in names if name != "key" or name in data})
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -204,6 +204,7 @@ def _supervision(
             action,
             section is not None,
             deadline,
+            getattr(operation, "key", ""),  # a plugin's own stand-in in a test may have none
         ),
     )
 

@@ -93,5 +93,6 @@ def copied(image: Path, to: Path) -> Path:
     to.mkdir(exist_ok=True)
     for each in to.glob("store*"):
         shutil.rmtree(each)
+    (to / "epoch").unlink(missing_ok=True)  # of the copy before
     shutil.copytree(image / "store", to / "store")
     return to

@@ -114,6 +114,19 @@ class ProbeReconciler(Reconciler[Probe]):
         request.log.info("probe.ended", code=ended.code, signal=ended.signal)
         return done()
 
+    async def outliving_program(self, request: Request[Probe]) -> Result:
+        async with request.operation("run") as operation:
+            async with operation.critical(budget=request.spec.budget):
+                ended = await run_program(request.spec.argv, operation=operation)
+        request.log.info("probe.ended", code=ended.code, signal=ended.signal)
+        return done()
+
+    async def ordinary_program(self, request: Request[Probe]) -> Result:
+        async with request.operation("run") as operation:
+            ended = await run_program(request.spec.argv, operation=operation)
+        request.log.info("probe.ended", code=ended.code, signal=ended.signal)
+        return done()
+
     async def fail(self, request: Request[Probe]) -> Result:
         """Fails *count* times, always for one reason."""
         if self.runs[request.key] <= request.spec.count:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness import Daemon, Limits, Workspace, wait_until
+
+from reconciled.journal.sqlite.schema import FILE
 
 pytestmark = pytest.mark.processes
 
@@ -61,7 +64,7 @@ def test_state_directory_deleted_or_moved_under_a_running_daemon(
     workspace: Workspace, lose: Callable[[Path], None]
 ) -> None:
     """Everything is stopped in stages, critical work included, and the exit code is 1."""
-    daemon = a_running_program(workspace, "critical_program")
+    daemon = a_running_program(workspace, "outliving_program")
     lose(workspace.state)
     assert daemon.ended().code == 1
     lost = daemon.last("state.lost")
@@ -88,7 +91,7 @@ def test_lost_state_directory_of_an_ordinary_program(
 
 def test_second_daemon_on_an_exchanged_directory_is_left_alone(workspace: Workspace) -> None:
     """The daemon that lost its directory changes nothing in the store of its successor."""
-    first = a_running_program(workspace, "critical_program")
+    first = a_running_program(workspace, "outliving_program")
     first.send(19)  # halted, so that the second one certainly starts before it notices
     move(workspace.state)
     (workspace.resources / "a.yaml").unlink()
@@ -107,7 +110,7 @@ def test_second_daemon_on_an_exchanged_directory_is_left_alone(workspace: Worksp
 
 def test_loss_is_noticed_by_a_stop_in_progress(workspace: Workspace) -> None:
     """The loss during a stop cuts what the stop waits for; 1 outranks 3."""
-    daemon = a_running_program(workspace, "critical_program")
+    daemon = a_running_program(workspace, "outliving_program")
     daemon.send(15)
     daemon.wait_for("stop.began")
     delete(workspace.state)
@@ -128,7 +131,7 @@ def test_loss_at_the_end_of_a_stop(workspace: Workspace) -> None:
 
 def test_moved_state_directory_keeps_its_operations(workspace: Workspace) -> None:
     """After the directory is moved back, the next start recovers what was cut."""
-    daemon = a_running_program(workspace, "critical_program")
+    daemon = a_running_program(workspace, "outliving_program")
     move(workspace.state)
     assert daemon.ended().code == 1
     (workspace.root / "moved").rename(workspace.state)
@@ -153,7 +156,7 @@ def test_left_behind_work_of_a_lost_directory(workspace: Workspace) -> None:
 
 def test_daemon_on_a_copy_holds_its_operations_once(workspace: Workspace) -> None:
     """A daemon on a copy leaves the original's program alone, and holds its operation once."""
-    first = a_running_program(workspace, "critical_program")
+    first = a_running_program(workspace, "outliving_program")
     programs = first.left()
     original = (workspace.state / "identity").read_bytes()
     shutil.copytree(
@@ -185,3 +188,79 @@ def test_daemon_on_a_copy_holds_its_operations_once(workspace: Workspace) -> Non
     assert fourth.all("operation.held") == []
     assert first.alive
     assert set(programs) <= set(first.left())
+
+
+# -- a damaged store ---------------------------------------------------------------
+
+
+def damage(state: Path) -> None:
+    """Damage the store: its marker is closed or open, and the database is empty."""
+    (state / "store" / FILE).write_bytes(b"")
+
+
+@pytest.mark.parametrize("do", ["outliving_program", "ordinary_program"])
+def test_set_aside_store_takes_no_program_with_it(workspace: Workspace, do: str) -> None:
+    """A live program with an intact record is found, waited for or ended, and listed."""
+    first = a_running_program(workspace, do)
+    epoch = first.last("daemon.starting")["epoch"]
+    first.send(9)
+    first.ended()
+    programs = first.left()
+    assert programs
+    (workspace.root / "began").unlink()
+    damage(workspace.state)
+    second = workspace.started()
+    assert second.all("journal.damaged")
+    assert second.last("daemon.starting")["epoch"] > epoch
+    held = second.wait_for("operation.held", key="c/a")
+    assert "was set aside" in held["reason"]
+    second.wait_for("program.adopted", key="c/a")
+    listed = json.loads(workspace.verb("journal", "list", "--json").stdout)
+    assert [(each["id"], each["state"]) for each in listed] == [(held["operation"], "held")]
+    assert "No operation is open" not in workspace.verb("journal", "list").stdout
+    if do == "outliving_program":
+        assert set(programs) <= set(first.left())
+    else:
+        wait_until(lambda: first.left() == [], "the end of an ordinary program")
+    assert not (workspace.root / "began").exists()
+    resolved = workspace.verb("journal", "resolve", "--all", "--abandon", "--why", "checked")
+    assert resolved.returncode == 0
+    if do == "outliving_program":
+        # Still no second run beside it.
+        assert not (workspace.root / "began").exists()
+        for pid in programs:
+            os.kill(pid, 9)
+    wait_until((workspace.root / "began").exists, "the next run, after the first has ended")
+    assert first.left() == []
+
+
+@pytest.mark.parametrize("resolution", ["--forward", "--complete", "--abandon"])
+def test_lost_operation_can_be_resolved(workspace: Workspace, resolution: str) -> None:
+    """Each decision about a lost operation is carried out, also without its controller."""
+    first = a_running_program(workspace, "outliving_program")
+    first.send(9)
+    first.ended()
+    damage(workspace.state)
+    reconciler = {"reconciler": "probe:ProbeReconciler", "watch": [{"directory": "resources"}]}
+    workspace.configure(controllers={"renamed": reconciler})
+    second = workspace.started()
+    operation = second.wait_for("operation.held", key="c/a")["operation"]
+    resolved = workspace.verb("journal", "resolve", operation, resolution, "--why", "checked")
+    assert resolved.returncode == 0, resolved.stderr
+    second.wait_for("operation.resolved", operation=operation)
+    assert second.stop().code in (0, 3)
+    assert second.all("daemon.crashed") == []
+
+
+def test_epoch_never_goes_back(workspace: Workspace) -> None:
+    """The epoch rises over a damaged, a deleted and a new store."""
+    workspace.configure()
+    epochs = []
+    for spoil in (damage, lambda state: shutil.rmtree(state / "store"), lambda _: None):
+        daemon = workspace.started()
+        epochs.append(daemon.last("daemon.starting")["epoch"])
+        assert daemon.stop().code == 0
+        spoil(workspace.state)
+    daemon = workspace.started()
+    epochs.append(daemon.last("daemon.starting")["epoch"])
+    assert epochs == sorted(set(epochs))

@@ -4,7 +4,8 @@
    a decision may depend on.
 2. A damaged store is set aside whole, and the new store is marked as degraded from its first
    commit on.
-3. An exchange is two renames of directories. Between them the copy is complete: an opening that
+3. The epoch is the higher one of the store and of ``STATE/epoch``, plus one: it never goes back.
+4. An exchange is two renames of directories. Between them the copy is complete: an opening that
    finds no store completes the exchange.
 """
 
@@ -23,6 +24,7 @@ import attrs
 
 from reconciled.core.errors import StoreDamaged, StoreUnusable
 from reconciled.durability import sync
+from reconciled.journal.epoch_file import read_epoch, write_epoch
 from reconciled.journal.sqlite import integrity, schema
 from reconciled.journal.sqlite.applied import verify_applied
 from reconciled.journal.sqlite.integrity import IntegrityReport, Marker, WalState
@@ -107,6 +109,8 @@ def _open(directory: Path, migrations: Sequence[Migration], *, epochs: int) -> O
             schema.migrate(connection, directory, migrations)
             _verify(connection, migrations)
         meta = _begin(connection, directory, read_meta(connection), epochs)
+        if epochs:
+            write_epoch(directory.parent, meta.epoch)
         integrity.write_marker(directory, Marker(meta.opened, closed=False))
     except StoreDamaged as damage:
         aside = integrity.set_aside(directory, str(damage))
@@ -153,7 +157,8 @@ def _begin(connection: sqlite3.Connection, directory: Path, meta: Meta, epochs: 
     degraded = meta.degraded
     if not meta.opened and integrity.has_set_aside_store(directory):
         degraded = f"a damaged store was set aside as {directory.name}{integrity.ASIDE_SUFFIX}…"
-    meta = attrs.evolve(meta, epoch=meta.epoch + epochs, opened=meta.opened + 1, degraded=degraded)
+    epoch = max(meta.epoch, read_epoch(directory.parent)) + epochs if epochs else meta.epoch
+    meta = attrs.evolve(meta, epoch=epoch, opened=meta.opened + 1, degraded=degraded)
     with transaction(connection):
         write_meta(connection, meta)
     return meta

@@ -175,7 +175,7 @@ def copy_into(connection: sqlite3.Connection, file: Path) -> None:
 class Meta:
     """Facts about the store itself, in one row, which is complete or missing.
 
-    epoch     how often a daemon has opened it
+    epoch     number of the start of a daemon that opened it last
     opened    generation: how often it was opened, including new files after a failed sync
     closed    the last generation that was closed, or could not lose anything any more
     degraded  why the store does not know everything that was done; empty: it does

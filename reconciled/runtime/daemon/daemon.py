@@ -23,7 +23,7 @@ import trio
 from reconciled.core.errors import NoThread
 from reconciled.core.recovery import resolve_commands
 from reconciled.journal.operation_journal import OperationJournal
-from reconciled.journal.operation_record import Hold
+from reconciled.journal.operation_record import Hold, OperationRecord
 from reconciled.journal.sqlite.store import Store
 from reconciled.journal.state_identity import ExaminedState, Origin
 from reconciled.observe.logs import Logs
@@ -33,6 +33,7 @@ from reconciled.runtime.controllers.controller import Controller
 from reconciled.runtime.controllers.loading import LoadedController, PreparedConfig
 from reconciled.runtime.daemon.assembly import Assembly, assemble
 from reconciled.runtime.daemon.commands import Commands
+from reconciled.runtime.daemon.lost_operations import restore_lost
 from reconciled.runtime.daemon.manager_integration import ManagerIntegration
 from reconciled.runtime.daemon.operation_retention import OperationRetention
 from reconciled.runtime.daemon.reload import Reloader, Swap, log_removed_controller
@@ -71,6 +72,8 @@ class Daemon:
     state_lost: Callable[[], str] = attrs.field(default=str, init=False)
     # None: the identity of the state directory is neither compared nor written.
     examined: ExaminedState | None = attrs.field(default=None, init=False)
+    # Operations that a damaged store has lost; see find_lost().
+    lost: list[OperationRecord] = attrs.field(factory=list, init=False)
     # None unless this is ``run --once``.
     once_progress: OnceProgress | None = attrs.field(default=None, init=False)
     assembly: Assembly = attrs.field(init=False)
@@ -105,6 +108,7 @@ class Daemon:
                 await self._serve(services)
                 # Before recovery, which a copy's operations must not reach.
                 await self._settle_identity()
+                await restore_lost(self.lost, self.journal, self.logs.log)
                 await self._work()
                 if not self.context.state_lost():
                     # A pending report of held removals is read by ``allow`` without a daemon.

@@ -40,6 +40,7 @@ from reconciled.programs.survivors import TERM_GRACE
 from reconciled.runtime.controllers.loading import PreparedConfig, prepare_valid
 from reconciled.runtime.controllers.secrets import redact_credentials, stall_without_secrets
 from reconciled.runtime.daemon.daemon import Daemon
+from reconciled.runtime.daemon.lost_operations import find_lost
 from reconciled.runtime.daemon.manager_integration import ManagerIntegration
 from reconciled.runtime.host.unit_check import UnitCheck
 from reconciled.signal_handlers import SignalHandlers
@@ -139,12 +140,13 @@ def _locked(  # noqa: PLR0913 - what the start has gathered
     journal = OperationJournal.load(store, history=HistoryLimits(kept.operations, kept.age))
     _log_store_condition(logs, store, journal)
     group = cgroup_of_main_process(environ) if integration.notifier.present else None
+    lost = find_lost(store, journal, state / "operations", logs.log)
     if group is not None:
-        end_leftovers(group, state / "operations", journal.list_open(), logs.log)
+        end_leftovers(group, state / "operations", [*journal.list_open(), *lost], logs.log)
     daemon = Daemon(
         path, environ, prepared, logs, signals, integration, store, journal, once=once, began=began
     )
-    daemon.state_lost = lock.lost
+    daemon.state_lost, daemon.lost = lock.lost, lost
     daemon.examined = _examined(state, logs)
     code = _run(daemon)
     if daemon.once_progress is not None and code == DONE:

@@ -56,6 +56,11 @@ class RunOperation:
         return self._opened.id
 
     @property
+    def key(self) -> Key:
+        """The key that it changes."""
+        return self._opened.key
+
+    @property
     def name(self) -> str:
         """As the reconciler named it."""
         return self._opened.name
