@@ -176,7 +176,8 @@ class Scenario:
             if not missing:
                 return
             assert time.monotonic() < give_up, f"not as desired: {missing}\n{daemon}"
-            assert over() or daemon.alive, f"it ended\n{daemon}"
+            # In this order: the daemon may be killed between the two.
+            assert daemon.alive or over(), f"it ended\n{daemon}"
             time.sleep(5 * POLL)  # the interval of the poll
 
     def missing(self, daemon: Daemon) -> dict[str, str]:
