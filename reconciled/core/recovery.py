@@ -185,10 +185,22 @@ class Facts:
     retry_in: float = 1.0
 
 
-def check_max_recoveries(recoveries: int, max_recoveries: int) -> Hold | None:
-    """A hold instead of the next attempt, once *max_recoveries* have ended without an outcome."""
+def check_max_recoveries(
+    recoveries: int, max_recoveries: int, own_request: str = ""
+) -> Hold | None:
+    """A hold instead of the next attempt, once *max_recoveries* have ended without an outcome.
+
+    own_request  what a program of the operation requested last: stop or reload; empty: nothing
+    """
     if recoveries < max_recoveries:
         return None
+    if own_request:
+        return Hold(
+            f"its recovery did not complete {recoveries} times in a row: its own program requested"
+            f" a {own_request} of the daemon, which interrupts it",
+            "run `reconciled stop` or `reload` from outside the operation",
+            by_cap=True,
+        )
     return Hold(
         f"its recovery did not complete {recoveries} times in a row",
         "each attempt was killed or cut, or could not determine the state",

@@ -28,7 +28,9 @@ from reconciled.journal.open_operations import OpenEntry, OpenOperations
 from reconciled.journal.operation_ids import OperationIds
 from reconciled.journal.operation_record import (
     ONCE,
+    OWN_REQUEST,
     PURE,
+    RETRIED,
     AppliedSpec,
     Ending,
     Hold,
@@ -260,10 +262,24 @@ class OperationJournal:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def count_recovery(self, operation: str) -> OperationRecord:
+    async def note_own_request(self, operation: str, verb: str) -> None:
+        """Note that a program of the operation requested *verb* of the daemon, once an attempt.
+
+        Does nothing where the operation has ended meanwhile.
+        """
+        record = self.find(operation)
+        if record is None or self.is_closing(operation) or record.own_request:
+            return
+        entry = self._get_open(operation)
+        note = Note(self._now(), "", OWN_REQUEST, f"{verb} in attempt {record.attempt}")
+        self._change(entry, notes=(*entry.record.notes, note))
+        await self._flush(entry)
+
+    async def count_recovery(self, operation: str, *, progressed: bool = False) -> OperationRecord:
         """Count a recovery, durably, before any of its code runs: one more attempt, in this epoch.
 
-        This uses up a person's decision, which is for one attempt.
+        *progressed*: the last attempt does not count, since it did a new step or was not
+        interrupted. This uses up a person's decision, which is for one attempt.
         """
         entry = self._get_open(operation)
         record = entry.record
@@ -277,7 +293,7 @@ class OperationJournal:
             entry,
             notes=notes,
             attempt=record.attempt + 1,
-            recoveries=record.recoveries + 1,
+            recoveries=1 if progressed else record.recoveries + 1,
             epoch=self._store.epoch,
             boot_id=self._identity.boot_id,
             machine_id=self._identity.machine_id,
@@ -300,6 +316,9 @@ class OperationJournal:
         if entry.record.started_once_step:
             record = entry.record
             raise OnceStepStarted(record.name, record.id, record.started_once_step)
+        if not entry.record.retried:
+            note = Note(self._now(), "", RETRIED, "its steps run again")
+            self._change(entry, notes=(*entry.record.notes, note))
         entry.record = attrs.evolve(entry.record, steps=())
         entry.unwritten_steps.clear()
         await self._flush(entry, first=lambda c: rows.delete_steps(c, operation))

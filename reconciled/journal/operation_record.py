@@ -42,6 +42,9 @@ class Resolution(enum.Enum):
 
 ONCE = "once"  # the kind of step that is not repeated without a decision
 PURE = "pure"  # the kind of step without an effect: nothing to undo
+# What the daemon's own notes are about.
+OWN_REQUEST = "own request"  # a program of the operation requested a stop or reload
+RETRIED = "retried"  # a Retry has deleted the steps
 CONTROLLER_MISSING = "controller"  # the code of a hold that ends when the controller runs again
 
 
@@ -153,6 +156,27 @@ class OperationRecord:
         """A person's decision that no attempt has used yet; empty: none."""
         last = self.notes[-1] if self.notes else None
         return last.what if last is not None and last.who else ""
+
+    @property
+    def own_request(self) -> str:
+        """What a program of its last attempt requested of the daemon: stop, reload, or nothing."""
+        last = self.notes[-1] if self.notes else None
+        if last is None or last.what != OWN_REQUEST:
+            return ""
+        verb, _, attempt = last.why.partition(" in attempt ")
+        return verb if attempt == str(self.attempt) else ""
+
+    @property
+    def retried(self) -> bool:
+        """Whether a Retry has deleted steps: a step of its last attempt need not be a new one."""
+        return any(note.what == RETRIED for note in self.notes)
+
+    @property
+    def progressed(self) -> bool:
+        """Whether its last attempt has done a step that no earlier one had done."""
+        return not self.retried and any(
+            step.state is StepState.DONE and step.attempt == self.attempt for step in self.steps
+        )
 
     def step(self, name: str) -> StepRecord | None:
         """The step *name* as last recorded; None: it was not started."""

@@ -45,6 +45,10 @@ class RuntimeContext:
     on_outcome: Callable[[Key, Result, int], None] | None = None
     # Keys that wait for a program that outlived an earlier daemon.
     adopting: set[Key] = attrs.field(factory=set, init=False)
+    # Operations whose adopted program ended by itself: that attempt was not interrupted.
+    adopted: set[str] = attrs.field(factory=set, init=False)
+    # Operations whose own program requested a stop or a reload, with which of the two.
+    own_requests: dict[str, str] = attrs.field(factory=dict, init=False)
     # Every source has reported, or its time for that is over.
     ready: bool = attrs.field(default=False, init=False)
     # Why the state directory is not this daemon's any more; empty: it is. See StateLock.lost().

@@ -14,6 +14,7 @@ from reconciled.control.server import Verb
 from reconciled.core.errors import RequestRefused
 from reconciled.core.exit_codes import DONE, INVALID
 from reconciled.core.stages import Stage
+from reconciled.programs.callers import find_calling_operation
 from reconciled.runtime.context import RuntimeContext
 from reconciled.runtime.daemon.commands import STOP_IN_PROGRESS, Commands
 
@@ -36,9 +37,27 @@ class ControlVerbs:
         """Every verb, by its name."""
         return {"reload": Verb(self.reload), "stop": Verb(self.stop, {"now": bool})}
 
-    async def reload(self, _: Peer) -> ControlReply:
+    def _record_caller(self, peer: Peer, verb: str) -> None:
+        """Record that a program of an open operation requested *verb*, if one did.
+
+        An interruption by it counts against max_recoveries like a kill: the operation would stop
+        each of its attempts for ever. The note is written beside the stop, which must not wait for
+        a disk that is full.
+        """
+        operation = find_calling_operation(peer.pid)
+        journal = self.context.operations.journal
+        if self.context.stopping or journal.find(operation) is None:
+            return
+        self.context.own_requests[operation] = verb
+        self.context.log.warning(
+            "operation.own_request", operation=operation, verb=verb, pid=peer.pid
+        )
+        self.context.start_background("own request", journal.note_own_request, operation, verb)
+
+    async def reload(self, peer: Peer) -> ControlReply:
         """Reload, and report its result. Waits until the start is over. Raises RequestRefused."""
         await self.commands.started.wait()
+        self._record_caller(peer, "reload")
         request = self.commands.reload()
         if request is None:
             raise RequestRefused(STOP_IN_PROGRESS)
@@ -58,6 +77,7 @@ class ControlVerbs:
         Waits until the start is over.
         """
         await self.commands.started.wait()
+        self._record_caller(peer, "stop")
         if now:
             self.commands.escalate(f"stop --now by uid {peer.uid}")
         else:

@@ -92,7 +92,10 @@ class ProgramAdoption:
                 if left > 0:
                     try:
                         async with work.critical(record.name, budget=left):
-                            await survivor.wait()
+                            end = await survivor.wait()
+                        if end is not None and end.code is not None:
+                            # No signal of ours ended it.
+                            context.adopted.add(record.id)
                     except Overrun as overrun:
                         log.error("program.overran", reason=str(overrun))
                 # Not critical, or out of budget: end it, since its key waits for it.

@@ -19,7 +19,7 @@ import attrs
 
 from reconciled.api import has_method
 from reconciled.core import recovery as core
-from reconciled.core.errors import Invalid, RecordDamaged
+from reconciled.core.errors import Invalid, RecordDamaged, StepsDamaged
 from reconciled.core.queue.lane import Job
 from reconciled.core.recovery import Decision, Facts, Interrupted
 from reconciled.core.resources import Manifest, fingerprint_of
@@ -30,6 +30,7 @@ from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.operation_record import Ending, OperationRecord, StepState
 from reconciled.observe.bound_log import BoundLog
 from reconciled.programs import attempt_fence
+from reconciled.programs.steps import read_steps
 from reconciled.runtime.operations.interrupted import (
     operation_for_observe,
     operation_for_recover,
@@ -62,6 +63,8 @@ class Recovery:
     work: Work
     record: OperationRecord
     log: BoundLog
+    # The last attempt does not count against max_recoveries.
+    _progressed: bool = attrs.field(default=False, init=False)
 
     async def run(self) -> Result:
         """Recover the operation; the result of the run.
@@ -78,6 +81,7 @@ class Recovery:
             await self._journal.unhold(self.record.id, keep_count=not held.by_cap)
             self.record = self._journal.find(self.record.id) or self.record
         resolution = self.record.pending_resolution
+        self._progressed = await self._has_progressed()
         if hold := self._precondition_hold():
             return await self._hold(hold)
         manifest = pinned_manifest(self.record)
@@ -90,7 +94,7 @@ class Recovery:
         try:
             return await self._attempt(manifest, spec, resolution)
         except BaseException as error:
-            if self.work.stop.is_requested and was_cancelled(error):
+            if self._stop_was_requested() and was_cancelled(error):
                 # Not a poison pill: the daemon did not crash, it was asked to stop the run.
                 async with self.work.cleanup("count of a recovery"):  # noqa: ASYNC102 - it is a shield
                     await self._record_own_outcome()  # noqa: ASYNC102 - inside it
@@ -114,9 +118,32 @@ class Recovery:
         self.log.info("recovery.decided", **core.decision_fields(decision))
         return await self._act(request, decision, facts)
 
+    def _stop_was_requested(self) -> bool:
+        """Whether a person or manager requested the stop of this run, not its own program."""
+        verb = self._context.own_requests.get(self.record.id)
+        own = verb == "stop" or (verb == "reload" and not self._context.stopping)
+        return self.work.stop.is_requested and not own
+
+    async def _has_progressed(self) -> bool:
+        """Whether the last attempt does not count: it did a new step, or was not interrupted."""
+        record = self.record
+        if record.id in self._context.adopted:
+            self._context.adopted.discard(record.id)
+            return True
+        directory = self._operations.root / record.id
+        if record.progressed or not directory.exists():
+            return record.progressed
+        try:
+            steps = await in_thread(partial(read_steps, directory))
+        except (StepsDamaged, OSError):
+            return False  # the next program that records a step is refused
+        return any(step.attempt == record.attempt for step in steps)
+
     async def _begin_attempt(self) -> None:
         """Count the attempt, and fence programs of older attempts, before any code runs."""
-        self.record = await self._journal.count_recovery(self.record.id)
+        self.record = await self._journal.count_recovery(
+            self.record.id, progressed=self._progressed
+        )
         directory = self._operations.root / self.record.id
         if directory.exists():
             fence = partial(attempt_fence.fence, directory, self.record.attempt)
@@ -144,7 +171,9 @@ class Recovery:
             return core.Hold(
                 f"its kind is {kind}, which controller {controller.name} does not take any more"
             )
-        return core.check_max_recoveries(record.recoveries, controller.config.max_recoveries)
+        recoveries = 0 if self._progressed else record.recoveries
+        limit = controller.config.max_recoveries
+        return core.check_max_recoveries(recoveries, limit, record.own_request)
 
     # -- facts -----------------------------------------------------------------
 

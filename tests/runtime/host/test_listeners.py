@@ -20,7 +20,7 @@ from whole_daemon import WholeDaemon
 
 from reconciled.api import Result, done
 from reconciled.config.model import Config, HttpConfig
-from reconciled.control.listening_sockets import open_control
+from reconciled.control.listening_sockets import Peer, open_control
 from reconciled.control.protocol import ControlReply
 from reconciled.core.errors import ListenRefused
 from reconciled.runtime.daemon import reload
@@ -256,9 +256,8 @@ def listen(whole_daemon: WholeDaemon, port: int | None) -> None:
 
 
 async def reloaded(whole_daemon: WholeDaemon) -> ControlReply:
-    return await ControlVerbs(whole_daemon.daemon.context, whole_daemon.daemon.commands).reload(
-        None
-    )  # type: ignore[arg-type]
+    daemon = whole_daemon.daemon
+    return await ControlVerbs(daemon.context, daemon.commands).reload(Peer(1, 0))
 
 
 async def test_a_reload_changes_the_listener(

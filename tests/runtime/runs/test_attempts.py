@@ -25,6 +25,7 @@ from trio.testing import MockClock
 from reconciled.api import (
     Hold,
     Result,
+    Retry,
     done,
     retry,
 )
@@ -79,6 +80,31 @@ async def test_an_own_outcome_resets_the_count(
         assert record.attempt > 5
         assert (record.recoveries, record.hold) == (0, None)
         check_consistent(runtime)
+
+
+@pytest.mark.parametrize("decision", [None, Retry()])
+async def test_a_new_step_resets_the_count(
+    tmp_path: Path, autojump_clock: MockClock, decision: Retry | None
+) -> None:
+    """An attempt with a step that none did before does not count; a Retry does none."""
+    script = RecoveringReconciler()
+    script.decision = decision
+    await leave_open_operation(tmp_path)
+
+    async def act(request: Any) -> Result:
+        async with request.operation("apply") as operation:
+            await operation.step(f"step {operation.attempt}", trio.lowlevel.checkpoint)
+            # Its start makes the step before it durable.
+            await operation.step("hangs", trio.sleep_forever)
+        return done()
+
+    script.acts["a"] = act
+    for number in range(1, 6):
+        async with run_restarted(tmp_path, script, cap=3) as runtime:
+            await runtime.wait_all_blocked()
+            record = open_record(runtime)
+            assert (record.hold is None) == (decision is None or number <= 3)
+            assert record.recoveries == (1 if decision is None else min(number, 3))
 
 
 async def test_an_interruption_does_not_reset_the_count(

@@ -29,7 +29,13 @@ from reconciled.core.errors import RecordDamaged
 from reconciled.core.queue.states import Priority
 from reconciled.journal.operation_record import Ending
 from reconciled.programs.processes import find_process
-from reconciled.programs.program_records import Assignment, ChildRecord, Identity, boot_id
+from reconciled.programs.program_records import (
+    Assignment,
+    ChildRecord,
+    EndRecord,
+    Identity,
+    boot_id,
+)
 from reconciled.runtime.runs import program_adoption
 from reconciled.runtime.runs.program_adoption import enqueue_open_operations
 
@@ -44,6 +50,7 @@ class Program:
     dies: bool = True  # when it is ended
     broken: Exception | None = None  # what reading its exit record raises
     lost: Exception | None = None  # what finding it raises
+    code: int | None = None  # its exit code, as its small parent records it
     ended: trio.Event = attrs.field(factory=trio.Event)
     ended_by_us: list[float] = attrs.field(factory=list)
     closed: int = 0
@@ -63,10 +70,13 @@ class Program:
     def remaining(self) -> float:
         return self.left
 
-    async def wait(self) -> None:
+    async def wait(self) -> EndRecord | None:
         await self.ended.wait()
         if self.broken is not None:
             raise self.broken
+        if self.code is None:
+            return None
+        return EndRecord(self.assignment, self.record.program, self.code, None, 1.0)
 
     async def terminate(self, term: float) -> None:
         self.ended_by_us.append(trio.current_time())
@@ -290,6 +300,32 @@ async def test_a_damaged_record_affects_its_key_alone(
         assert runtime.context.stop.stage.name == "RUNNING"
         assert script.calls_for("b") == ["reconcile"]
         assert key("a") not in runtime.context.adopting
+
+
+@pytest.mark.parametrize(("code", "count"), [(0, 1), (7, 1), (None, 3)])
+async def test_an_attempt_whose_program_was_adopted_was_not_interrupted(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    programs: dict[str, Program],
+    code: int | None,
+    count: int,
+) -> None:
+    """The attempt does not count if its program ended by itself, and counts if it was killed."""
+    script = RecoveringReconciler()
+    identity = await leave_open_operation(tmp_path, recoveries=2)
+    program = programs[identity] = Program(left=100.0, code=code)
+
+    async def hang(_: Any) -> None:
+        await trio.sleep_forever()
+
+    script.acts["a"] = hang
+    async with run_restarted(tmp_path, script) as runtime:
+        await runtime.wait_all_blocked()
+        program.end()
+        await runtime.wait_all_blocked()
+        record = runtime.context.operations.journal.find(identity)
+        assert record is not None
+        assert record.recoveries == count
 
 
 # -- with records on the disk, and a real program -----------------------------
