@@ -80,7 +80,7 @@ def test_c13_5_a_controller_that_leaves_is_named_and_its_keys_stay(workspace: Wo
     daemon.send(signal.SIGHUP)
     left = daemon.wait_for("controller.removed", controller="c")
     assert left["keys"] == ["c/a"]
-    daemon.wait_for("reload.done", left=["c"], started=["d"])
+    daemon.wait_for("reload.done", removed=["c"], started=["d"])
     assert daemon.stop().code == 0
     assert daemon.all("probe.removed") == []
 
