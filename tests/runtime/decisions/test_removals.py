@@ -38,7 +38,7 @@ async def serving(tmp_path: Path, given: Given) -> AsyncIterator[RemovalApproval
     logs = logs_to(tmp_path / "log")
     made = RemovalApprovals(tmp_path, logs.log, lambda *call: given.append(call))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(made.serve)
+        nursery.start_soon(made.serve)  # noqa: ASYNC113 - waited for below
         nursery.start_soon(made.serve_reports)
         await trio.testing.wait_all_tasks_blocked()
         yield made
