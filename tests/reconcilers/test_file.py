@@ -375,7 +375,9 @@ trio.run(main)
 @pytest.mark.processes
 async def test_after_runs_again_if_killed_during_it(world: World) -> None:
     """If the daemon is killed between the rename and the end of after, the next run repeats it."""
-    after = world.script("after", 'test -e second && echo ran >> ran || kill -9 "$PPID"')
+    after = world.script(
+        "after", "test -e second && echo ran >> ran || kill -9 $(ps -o ppid= -p $PPID)"
+    )
     child = await trio.run_process(
         [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(world.root.parent)],
         check=False,

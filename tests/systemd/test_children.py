@@ -176,7 +176,9 @@ def test_after_a_kill_ordinary_programs_and_strays_are_ended(
     service: Service, delegation: str
 ) -> None:
     """Processes that are not critical do not delay the restart; with delegation too."""
-    apply = "[ $RECONCILED_ATTEMPT = 2 ] || { env -i setsid sleep 998 & touch running; sleep 999; }"
+    apply = (
+        "[ $RECONCILED_ATTEMPT = 2 ] || { env -i setsid -f sleep 998; touch running; sleep 999; }"
+    )
     started(service, apply, DAEMON_DIES + delegation)
     before = set(service.processes())
     service.kill("KILL")
@@ -207,7 +209,9 @@ def test_a_killed_reaper_leaves_adoption_to_the_next_start(service: Service) -> 
 
 def test_without_a_reaper_the_start_ends_what_is_left(service: Service) -> None:
     """Without a reaper the start ends ordinary programs and strays before the first run."""
-    apply = "[ $RECONCILED_ATTEMPT = 2 ] || { env -i setsid sleep 998 & touch running; sleep 999; }"
+    apply = (
+        "[ $RECONCILED_ATTEMPT = 2 ] || { env -i setsid -f sleep 998; touch running; sleep 999; }"
+    )
     started(service, apply, f"{DAEMON_DIES}ExecStopPost=\n")
     before = set(service.processes())
     service.kill("KILL")

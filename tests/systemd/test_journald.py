@@ -258,7 +258,7 @@ def test_a_bad_stop_can_be_read(service: Service) -> None:
     """One screen of ``journalctl -u`` shows what was cut, interrupted and left, and what to do."""
     service.configure({"drain": "300ms", "critical": "3s", "cleanup": "500ms"})
     hang = "trap '' TERM\ntouch $STATE_DIRECTORY/hangs\nsleep 60 & wait; wait"
-    leak = "setsid sleep 60 &\ntouch $STATE_DIRECTORY/leaks\nsleep 60"
+    leak = "setsid -f sleep 60\ntouch $STATE_DIRECTORY/leaks\nsleep 60"
     service.declare("database", apply=[service.script("hang", hang)], critical={"budget": "3s"})
     service.declare("mirror", apply=[service.script("leak", leak)])
     service.start()

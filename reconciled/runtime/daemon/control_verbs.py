@@ -14,8 +14,8 @@ from reconciled.control.server import Verb
 from reconciled.core.errors import RequestRefused
 from reconciled.core.exit_codes import DONE, INVALID
 from reconciled.core.stages import Stage
-from reconciled.programs.callers import find_calling_operation
 from reconciled.runtime.context import RuntimeContext
+from reconciled.runtime.daemon.callers import find_calling_operation
 from reconciled.runtime.daemon.commands import STOP_IN_PROGRESS, Commands
 
 _STAGES = {
