@@ -22,6 +22,7 @@ from reconciled.api import Reconciler, Request, Result, done
 from reconciled.core.resources import Key, Manifest, Origin, fingerprint_of
 from reconciled.journal.operation_journal import OperationJournal
 from reconciled.journal.sqlite.store import Store
+from reconciled.journal.sqlite.writer import PendingWrite
 from reconciled.runtime.operations.pinned import pin
 
 OPERATIONS = 1000
@@ -143,7 +144,8 @@ async def latencies(state: Path, *, stalled: bool) -> list[float]:
             nursery.start_soon(runtime.dispatcher.run)
             await ended.wait()
             if stalled:
-                nursery.start_soon(runtime.context.store.write, lambda _: time.sleep(STALL))
+                stall = PendingWrite(lambda _: time.sleep(STALL))
+                nursery.start_soon(runtime.context.store.writer.write, stall)
             until = trio.current_time() + STALL
             while trio.current_time() < until:
                 ended = trio.Event()
